@@ -194,6 +194,7 @@ void so_model_sync_text(so_model_request *s, const int32_t *tokens, int n) {
     int len = so_seq_len(s->seq), same = SO_MIN(s->n_agreed, len);
     while (same < len && same < n && s->text[same] == tokens[same])
         same++;
+    same = SO_MIN(same, n); /* the text may be shorter than the last time */
     so_seq_truncate_to(s->seq, SO_MIN(same, n - 1));
     memcpy(s->text + same, tokens + same, (size_t)(n - same) * sizeof *s->text);
     s->n_agreed = n;

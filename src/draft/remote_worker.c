@@ -41,6 +41,7 @@ typedef struct request {
     so_bias *bias;
     int32_t *source, *text;
     int n_source, n_text, cap;
+    int n_named; /* tokens of its text in the latest job; texts only grow */
     void *state; /* of the drafter; NULL: not opened */
 } request;
 
@@ -151,12 +152,15 @@ static void free_request(session *s, request *r) {
     *r = (request){0};
 }
 
-static bool is_running(const session *s, const request *r) {
-    const job *j = s->running >= 0 ? &s->jobs[s->running] : NULL;
-    for (int i = 0; j && i < j->batch.n; i++)
+static bool is_named(const job *j, const request *r) {
+    for (int i = 0; i < j->batch.n; i++)
         if (j->requests[i] == r)
             return true;
     return false;
+}
+
+static bool is_running(const session *s, const request *r) {
+    return s->running >= 0 && is_named(&s->jobs[s->running], r);
 }
 
 /* A job that waits loses the request; one that runs keeps it to its end. */
@@ -227,10 +231,17 @@ static bool fill_tree(so_ahead_job *a, const so_wire_round *r, int32_t root, int
     return true;
 }
 
+/* Whether the worker can draft for it: it has the whole text, which is not shorter than before, and
+ * the request comes once. */
+static bool is_next_round(const job *j, const request *r, int n_tokens) {
+    return r && n_tokens <= r->n_text && n_tokens >= r->open.n_prompt && n_tokens >= r->n_named &&
+           !is_named(j, r);
+}
+
 static void fill_job(session *s, job *j, const so_wire_round *round, int n_draft) {
     so_ahead_job *a = &j->batch.jobs[j->batch.n];
     request *r = find_request(s, round->request);
-    bool ok = r && round->n_tokens <= r->n_text && round->n_tokens >= r->open.n_prompt &&
+    bool ok = is_next_round(j, r, round->n_tokens) &&
               fill_tree(a, round, r->text[round->n_tokens - 1], SO_MIN(s->core.o.n_vocab, n_draft));
     a->tree.n_vocab = s->core.o.n_vocab;
     j->requests[j->batch.n++] = ok ? r : NULL;
@@ -241,6 +252,7 @@ static void fill_job(session *s, job *j, const so_wire_round *round, int n_draft
     a->job = (so_draft_job){.max_nodes = SO_TREE_MAX - 1, .max_depth = j->head.depth};
     if (!ok)
         return;
+    r->n_named = round->n_tokens;
     a->sample = r->open.sample;
     a->job.tokens = r->text;
     a->job.n_tokens = round->n_tokens;

@@ -737,6 +737,38 @@ static void limits_hold(void **state) {
     assert_non_null(strstr(err.msg, "k=25: the draft model has logits for 24 tokens only"));
 }
 
+static void draft_job(so_drafter *d, request *r) {
+    so_draft_job job = job_of(r, 8, 8, 0);
+    propose(d, &job, 1);
+}
+
+/* A text that is shorter than that of the round before has the guesses of one that is new. */
+static void a_text_may_become_shorter(void **state) {
+    (void)state;
+    so_model_drafter_opts o = options("model", 2);
+    so_drafter *d = make(&rigs[0], &o);
+    static const int LATER[] = {59, 30, 7};
+    for (size_t i = 0; i < SO_LEN(LATER); i++) {
+        request old, fresh;
+        open_request(&old, d, 0);
+        open_request(&fresh, d, 0);
+        for (old.n = 7; old.n < 60; old.n++)
+            old.text[old.n] = (int32_t)(old.n * 11 % N_VOCAB);
+        draft_job(d, &old);
+        old.n = fresh.n = LATER[i];
+        memcpy(fresh.text, old.text, sizeof fresh.text);
+        draft_job(d, &old);
+        draft_job(d, &fresh);
+        assert_true(old.tree.n_nodes > 1);
+        assert_int_equal(old.tree.n_nodes, fresh.tree.n_nodes);
+        for (int k = 0; k < old.tree.n_nodes; k++)
+            assert_int_equal(old.tree.nodes[k].token, fresh.tree.nodes[k].token);
+        close_request(&old);
+        close_request(&fresh);
+    }
+    so_drafter_free(d);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(best_first_has_the_most_likely_paths),
@@ -749,6 +781,7 @@ int main(void) {
         cmocka_unit_test(one_child_is_the_chain),
         cmocka_unit_test(rounds_change_no_guess),
         cmocka_unit_test(limits_hold),
+        cmocka_unit_test(a_text_may_become_shorter),
     };
     return cmocka_run_group_tests(tests, open_models, close_models);
 }
