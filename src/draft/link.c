@@ -105,6 +105,11 @@ int so_link_check(const char *address, bool has_key, so_err *err) {
         return so_err_set(err, SO_EINVAL,
                           "the worker's address '%.80s': must be tcp://HOST:PORT or ipc://PATH",
                           address);
+    if (ipc && (address[6] == '@' || strcmp(address + 6, "*") == 0))
+        return so_err_set(err, SO_EINVAL,
+                          "the worker's address '%.80s' names no file, so its permissions cannot "
+                          "decide who may connect: name one, as in ipc:///run/user/1000/sooth",
+                          address);
     so_str host = {address + 6, tcp ? (size_t)(colon - address - 6) : 0};
     if (tcp && !has_key && !is_loopback(host))
         return so_err_set(

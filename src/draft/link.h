@@ -20,7 +20,7 @@ typedef struct so_link_key {
 /* Creates the file, which must not exist, readable for its owner only. */
 int so_link_make_key(const char *path, so_err *err);
 int so_link_read_key(const so_zmq *z, const char *path, so_link_key *out, so_err *err);
-/* Checks the form, and that an address beyond this host has a key. */
+/* Checks the form, that ipc names a file, and that an address beyond this host has a key. */
 int so_link_check(const char *address, bool has_key, so_err *err);
 
 /* A ROUTER that listens. With a key, *gate is the socket on which ZeroMQ asks whether a client may

@@ -221,8 +221,8 @@ def hostile(folder):
             if i % 2:
                 s.sendall(os.urandom(1000))
         big = stack.enter_context(zmtp(w.address))
-        big.sendall(b"\x02" + struct.pack(">Q", 4 << 30) + bytes(100000))
         try:
+            big.sendall(b"\x02" + struct.pack(">Q", 4 << 30) + bytes(100000))
             while big.recv(4096):
                 pass
             ended = True

@@ -417,6 +417,59 @@ static void keys_decide(void **state) {
     so_test_tmp_free(dir);
 }
 
+/* Whether the worker lets a client in that has this pair and knows the worker's public key. */
+static bool lets_in(const so_worker *w, const so_link_key *own, const char *public) {
+    so_zmq z;
+    so_err err = {0};
+    int zero = 0, event = 0;
+    SO_OK_OR_FAIL(so_zmq_load(&z, &err), err);
+    void *ctx = z.ctx_new(), *s = z.socket(ctx, SO_ZMQ_DEALER),
+         *monitor = z.socket(ctx, SO_ZMQ_PAIR);
+    z.setsockopt(s, SO_ZMQ_LINGER, &zero, sizeof zero);
+    z.setsockopt(s, SO_ZMQ_CURVE_SERVERKEY, public, SO_ZMQ_KEY);
+    z.setsockopt(s, SO_ZMQ_CURVE_PUBLICKEY, own->public, SO_ZMQ_KEY);
+    z.setsockopt(s, SO_ZMQ_CURVE_SECRETKEY, own->secret, SO_ZMQ_KEY);
+    assert_int_equal(z.socket_monitor(s, "inproc://test",
+                                      SO_ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
+                                          SO_ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+                                          SO_ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+                                          SO_ZMQ_EVENT_HANDSHAKE_FAILED_AUTH),
+                     0);
+    assert_int_equal(z.connect(monitor, "inproc://test"), 0);
+    assert_int_equal(z.connect(s, so_worker_address(w)), 0);
+    while ((event = so_link_event(&z, monitor)) == 0)
+        assert_int_equal(z.poll(&(so_zmq_pollitem){monitor, 0, SO_ZMQ_POLLIN, 0}, 1, 60000), 1);
+    z.close(s);
+    z.close(monitor);
+    z.ctx_term(ctx);
+    return event == SO_ZMQ_EVENT_HANDSHAKE_SUCCEEDED;
+}
+
+/* The worker's public key is not enough: a client needs the secret half, too. */
+static void the_public_key_lets_nobody_in(void **state) {
+    char *dir, file[300], other[300];
+    so_err err = {0};
+    so_link_key key = {0}, other_key = {0};
+    so_zmq z;
+    (void)state;
+    so_worker_need_zmq();
+    dir = so_test_tmp();
+    snprintf(file, sizeof file, "%s/key", dir);
+    snprintf(other, sizeof other, "%s/other", dir);
+    SO_OK_OR_FAIL(so_zmq_load(&z, &err), err);
+    SO_OK_OR_FAIL(so_link_make_key(file, &err), err);
+    SO_OK_OR_FAIL(so_link_make_key(other, &err), err);
+    SO_OK_OR_FAIL(so_link_read_key(&z, file, &key, &err), err);
+    SO_OK_OR_FAIL(so_link_read_key(&z, other, &other_key, &err), err);
+    so_worker *w = start(NULL, file);
+    assert_true(lets_in(w, &key, key.public));
+    assert_false(lets_in(w, &other_key, key.public));
+    assert_false(lets_in(w, &other_key, other_key.public));
+    assert_true(lets_in(w, &key, key.public));
+    so_worker_stop(w);
+    so_test_tmp_free(dir);
+}
+
 static void submit_fails(so_engine *e, const char *spec, const char *why) {
     so_request_opts o = so_case_opts(&cases[0], &(so_spec_opts){.drafter = spec});
     so_request *r = NULL;
@@ -436,10 +489,18 @@ static void bad_addresses_are_refused(void **state) {
     submit_fails(e, "async(model,worker=tcp://127.0.0.1)", "must be tcp://HOST:PORT");
     submit_fails(e, "async(model,worker=tcp://127.0.0.1:x)", "must be tcp://HOST:PORT");
     submit_fails(e, "async(model,worker=tcp://127.0.0.1:70707)", "must be tcp://HOST:PORT");
+    submit_fails(e, "async(model,worker=ipc://@sooth)", "names no file");
+    submit_fails(e, "async(model,worker=ipc://*)", "names no file");
     submit_fails(e, "async(ngram,worker=tcp://127.0.0.1:7070)", "a worker runs `model`");
     submit_fails(e, "async(model,worker=tcp://127.0.0.1:7070,fallback=sync)", "without sync");
     submit_fails(e, "async(model(/none.gguf),worker=tcp://127.0.0.1:7070)", "/none.gguf");
     so_engine_free(e);
+    static const char *const NO_FILES[] = {"ipc://@sooth", "ipc://*"};
+    for (size_t i = 0; i < SO_LEN(NO_FILES); i++) {
+        so_err err = {0};
+        assert_null(so_worker_start(&draft, NO_FILES[i], NULL, &err));
+        assert_non_null(strstr(err.msg, "names no file"));
+    }
     e = open_engine(1, "/none/key");
     submit_fails(e, "async(model,worker=tcp://127.0.0.1:7070)", "/none/key");
     so_engine_free(e);
@@ -457,6 +518,7 @@ int main(void) {
         cmocka_unit_test(the_worker_is_told_no_numbers_that_test_guesses),
         cmocka_unit_test(strangers_are_no_workers),
         cmocka_unit_test(keys_decide),
+        cmocka_unit_test(the_public_key_lets_nobody_in),
         cmocka_unit_test(bad_addresses_are_refused),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
