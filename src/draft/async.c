@@ -243,7 +243,7 @@ static void seal(so_async_core *c, so_async_batch *b) {
     b->n_levels = atomic_load(&b->levels);
     if (c->o.remote)
         so_remote_wake(c->inner);
-    double ms = so_clock_ms_since(b->t_ns);
+    double ms = so_clock_ms_since(b->t_ns) - c->waited_ms;
     if (b->n_open > 0) /* otherwise no round follows */
         c->window_ms += (c->window_ms > 0 ? WINDOW_PART : 1) * (ms - c->window_ms);
 }
@@ -336,7 +336,7 @@ static void look_up(so_async_cached *d, so_draft_job *job, so_async_counts *n) {
     int32_t token = -1;
     n->worker_ms += c->spilled_ms;
     c->spilled_ms = 0;
-    if (!b || !atomic_load(&b->chosen)) {
+    if (!b || !atomic_load(&b->chosen) || b->jobs[s->job].n_nodes == 0) {
         n->skipped++;
         s->batch = -1;
         return;
@@ -393,10 +393,14 @@ static void wait_for_levels(const so_async_core *c, const so_draft_job *job) {
 }
 
 static int async_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err) {
+    so_async_core *c = core_of(d);
+    int64_t t = so_clock_ns();
     (void)err;
-    for (int i = 0; i < n_jobs && core_of(d)->o.wait > 0; i++)
-        wait_for_levels(core_of(d), &jobs[i]);
-    seal_all(core_of(d));
+    for (int i = 0; i < n_jobs && c->o.wait > 0; i++)
+        wait_for_levels(c, &jobs[i]);
+    c->waited_ms = c->o.wait > 0 ? so_clock_ms_since(t) : 0;
+    seal_all(c);
+    c->waited_ms = 0;
     for (int i = 0; i < n_jobs; i++) {
         so_async_counts n = {0};
         look_up((so_async_cached *)d, &jobs[i], &n);

@@ -115,13 +115,13 @@ bool so_async_is(const so_drafter *d); /* the drafter `cached` */
 
 /* What happened in the rounds of one request. */
 typedef struct so_async_counts {
-    int rounds;   /* rounds of which the end was guessed (dispatched) */
-    int hits;     /* their end was among the outcomes, and at least one level was ready */
-    int late;     /* it was among the outcomes, but no level was ready */
-    int absent;   /* it was not among them */
-    int skipped;  /* rounds that were not dispatched, or whose outcomes were not ready */
-    int off;      /* rounds that the planner did not have drafted ahead; none of the others */
-    int outcomes; /* outcomes drafted, all rounds */
+    int rounds;  /* rounds for the ends of which outcomes were drafted */
+    int hits;    /* their end was among the outcomes, and at least one level was ready */
+    int late;    /* it was among the outcomes, but no level was ready */
+    int absent;  /* it was not among them */
+    int skipped; /* rounds that were not dispatched, or left out, or whose outcomes were not ready */
+    int off;     /* rounds that the planner did not have drafted ahead; none of the others */
+    int outcomes;        /* outcomes drafted, all rounds */
     int drafted, served; /* guesses drafted for all outcomes; guesses given to the engine */
     int by_rank
         [SO_ASYNC_RANKS]; /* hits by the rank of their outcome, likeliest first; the last: all others */

@@ -100,7 +100,8 @@ struct so_async_core {
     /* Engine thread: */
     so_async_state *opening; /* the state that `cached` has opened last, for `sync` */
     so_async_estimates estimates;
-    double window_ms;  /* from dispatch to seal, running mean */
+    double window_ms;  /* from dispatch to seal, without waits of wait=N; running mean */
+    double waited_ms;  /* of wait=N, in the lookup that is under way */
     double spilled_ms; /* of drafting, after the batch was sealed */
     /* Async thread: the time of a level over n outcomes is a + b·n; sums of a fading regression. */
     double fit_n, fit_x, fit_y, fit_xx, fit_xy;

@@ -65,10 +65,12 @@ typedef struct remote {
     uint32_t n_sent, n_received; /* messages of the session */
     uint32_t next_request, batch;
     int n_room, n_open;    /* requests that the worker takes at once, and has */
+    int n_ctx;             /* tokens of a text that it takes */
     double greeting_ms;    /* wait after the next greeting */
     int64_t t_greet;       /* when to greet; DOWN and GREETING */
     int64_t t_begun;       /* of the first greeting since it was last UP; 0: none */
     int64_t t_waiting;     /* since when it owes an answer; 0: it owes none */
+    bool owes_end;         /* it was told to stop, so ALIVE is no answer any more */
     double travel_ms;      /* of a job and its answer, without the worker's time; running mean */
     bool was_up, reported; /* reported: that it is not UP */
     int n_malformed;
@@ -96,7 +98,6 @@ static void set_up(remote *r) {
     r->state = UP;
     r->was_up = true;
     r->reported = false;
-    r->greeting_ms = FIRST_GREETING_MS;
     r->t_begun = r->t_waiting = 0;
 }
 
@@ -105,6 +106,7 @@ static void set_down(remote *r, double wait_ms) {
     r->state = DOWN;
     r->session = 0;
     r->t_waiting = 0;
+    r->owes_end = false;
     r->t_greet = so_clock_ns() + (int64_t)(wait_ms * 1e6);
     r->over = true;
 }
@@ -214,9 +216,10 @@ static void write_round(so_wire_round *to, uint32_t id, const so_ahead_job *a) {
             SO_MIN(SO_MAX(t->proposals[i].confidence, 0), 1);
 }
 
-/* Whether the worker has, or has room for, the request, and a message for its source and biases. */
+/* Whether the worker has room for the text, has the request or room for it, and a message has room
+ * for its source and biases. */
 static bool can_send(const remote *r, const remote_request *s, const so_ahead_job *a) {
-    return a->job.n_tokens <= s->max_tokens &&
+    return a->job.n_tokens <= SO_MIN(s->max_tokens, r->n_ctx) &&
            (s->session == r->session || (r->n_open < r->n_room && s->n_source <= SO_WIRE_TOKENS &&
                                          a->sample.n_bias <= SO_WIRE_BIASES));
 }
@@ -293,6 +296,7 @@ static bool take_outcomes(remote *r, so_async_batch *b) {
                 b->jobs[r->sent_jobs[k]].n_outcomes = 0;
             return false;
         }
+    r->greeting_ms = FIRST_GREETING_MS; /* it is of use */
     r->travel_ms += TRAVEL_PART * (SO_MAX(travel_ms, 0) - r->travel_ms);
     atomic_store(&b->chosen, true);
     return true;
@@ -348,6 +352,7 @@ static void handle(remote *r, so_async_batch *b) {
     bool mine = b && m->batch == r->batch && !r->over, ok = true;
     if (m->type == SO_WIRE_WELCOME && r->state == GREETING) {
         r->n_room = m->welcome.n_parallel;
+        r->n_ctx = m->welcome.n_ctx;
         set_up(r);
     } else if (m->type == SO_WIRE_REFUSED) {
         on_refused(r);
@@ -364,6 +369,15 @@ static void handle(remote *r, so_async_batch *b) {
         r->over = true;
         complain(r, "drafts that do not fit the round");
     }
+}
+
+/* A worker that reads a long text says ALIVE between its passes. One that was told to stop ends its
+ * job after the pass, so it owes more than that: otherwise it would be waited for without end. */
+static void count_answer(remote *r) {
+    if (r->in->type == SO_WIRE_ALIVE && r->owes_end)
+        return;
+    r->t_waiting = 0;
+    r->owes_end = false;
 }
 
 /* Reads one message; false: none has come. */
@@ -383,7 +397,7 @@ static bool receive(remote *r, so_async_batch *b) {
     } else if (r->session != 0 && r->in->session == r->session &&
                (r->in->type == SO_WIRE_REFUSED || r->in->number >= r->n_received)) {
         r->n_received = r->in->number + 1;
-        r->t_waiting = 0;
+        count_answer(r);
         handle(r, b);
     } else if (r->in->type == SO_WIRE_REFUSED && r->in->session == 0 && r->state == GREETING) {
         on_refused(r); /* by a worker that could not read the greeting */
@@ -450,6 +464,7 @@ void so_remote_run(so_async_core *c, so_async_batch *b) {
     if (r->state == UP && !r->over) {
         r->out->batch = r->batch;
         r->out->busy_us = 0;
+        r->owes_end = true;
         if (!send_msg(r, SO_WIRE_STOP))
             set_down(r, 0);
     }

@@ -4,6 +4,7 @@
 #include "so_test.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -282,8 +283,9 @@ static void the_worker_is_told_no_numbers_that_test_guesses(void **state) {
     busy_ms = 0.6;
     run_until_hits(e, spec);
     for (size_t i = 0; i < SO_LEN(MODES); i++) {
-        int n_seeds = 0, n = 0;
-        for (so_path_opened(p, &n_seeds); n == 0; n = so_path_opened(p, &n_seeds)) {
+        int n_seeds = 0, n_temps = 0, n = 0;
+        so_path_opened(p, &n_seeds, &n_temps);
+        for (; n == 0; n = so_path_opened(p, &n_seeds, &n_temps)) {
             so_case c = cases[0]; /* temperature 0.9 */
             so_request *r = so_case_submit(
                 e, &c, &(so_spec_opts){.drafter = spec, .verify = MODES[i], .lenience = 0.5});
@@ -291,6 +293,7 @@ static void the_worker_is_told_no_numbers_that_test_guesses(void **state) {
             so_request_free(r);
         }
         assert_int_equal(n_seeds, MODES[i] == SO_VERIFY_MATCH ? n : 0);
+        assert_int_equal(n_temps, MODES[i] == SO_VERIFY_MATCH ? n : 0);
     }
     so_engine_free(e);
     so_path_close(p, happened, &n_during);
@@ -298,8 +301,11 @@ static void the_worker_is_told_no_numbers_that_test_guesses(void **state) {
     free(spec);
 }
 
-/* Something that answers every message, but is no worker of this version. */
-typedef enum answer { OTHER_VERSION, ECHO, NOISE, NONSENSE, N_ANSWERS } answer;
+/* Something that answers every message, but is no worker of this version; then some that greet as one:
+ * to jobs they answer nonsense, that they are alive, or that nothing is drafted. */
+typedef enum answer { OTHER_VERSION, ECHO, NOISE, NONSENSE, N_ANSWERS, ALIVE, NOTHING } answer;
+
+enum { SHORT_CTX = 40 };
 
 typedef struct stranger {
     answer kind;
@@ -309,6 +315,9 @@ typedef struct stranger {
     char address[SO_LINK_ADDRESS];
     unsigned char bytes[1 << 16];
     so_wire_msg *msg;
+    uint32_t n_sent;
+    atomic_int n_jobs, longest; /* longest: text of a job */
+    atomic_int n_again;         /* greetings after a job */
     pthread_t thread;
 } stranger;
 
@@ -332,6 +341,32 @@ static size_t nonsense(stranger *s, size_t n) {
     return so_wire_write(m, s->bytes);
 }
 
+/* To a greeting WELCOME, with a short context; to a job that it is alive, or outcomes with
+ * nothing in them. */
+static size_t idle(stranger *s, size_t n) {
+    so_wire_msg *m = s->msg;
+    so_err err = {0};
+    if (so_wire_read(s->bytes, n, m, &err) != SO_OK ||
+        (m->type != SO_WIRE_HELLO && m->type != SO_WIRE_JOB))
+        return 0;
+    if (m->type == SO_WIRE_HELLO) {
+        atomic_fetch_add(&s->n_again, s->n_jobs > 0);
+        s->n_sent = 0;
+        m->welcome = (so_wire_welcome){.n_ctx = SHORT_CTX, .n_parallel = 4};
+        m->type = SO_WIRE_WELCOME;
+    } else {
+        atomic_fetch_add(&s->n_jobs, 1);
+        for (int i = 0; i < m->n_jobs; i++)
+            s->longest = SO_MAX(s->longest, m->rounds[i].n_tokens);
+        m->batch = m->job.batch;
+        m->busy_us = 0;
+        m->type = s->kind == ALIVE ? SO_WIRE_ALIVE : SO_WIRE_OUTCOMES;
+        memset(m->fans, 0, sizeof m->fans[0] * (size_t)m->n_jobs);
+    }
+    m->number = s->n_sent++;
+    return so_wire_write(m, s->bytes);
+}
+
 static void *stranger_main(void *user) {
     stranger *s = user;
     so_zmq_pollitem items[] = {{s->socket, 0, SO_ZMQ_POLLIN, 0},
@@ -349,41 +384,102 @@ static void *stranger_main(void *user) {
             s->bytes[i] = (unsigned char)(s->bytes[i] * 31 + i);
         if (s->kind == NONSENSE)
             len = nonsense(s, len);
+        if (s->kind > N_ANSWERS && (len = idle(s, len)) == 0)
+            continue;
         s->z.send(s->socket, peer, (size_t)n_peer, SO_ZMQ_SNDMORE | SO_ZMQ_DONTWAIT);
         s->z.send(s->socket, s->bytes, len, SO_ZMQ_DONTWAIT);
     }
     return NULL;
 }
 
+static stranger *start_stranger(answer kind) {
+    stranger *s = SO_NEW(stranger);
+    so_err err = {0};
+    size_t n = sizeof s->address;
+    s->kind = kind;
+    s->msg = SO_NEW(so_wire_msg);
+    SO_OK_OR_FAIL(so_zmq_load(&s->z, &err), err);
+    s->ctx = s->z.ctx_new();
+    s->socket = s->z.socket(s->ctx, SO_ZMQ_ROUTER);
+    s->stop_fd = eventfd(0, EFD_CLOEXEC);
+    assert_int_equal(s->z.bind(s->socket, "tcp://127.0.0.1:*"), 0);
+    s->z.getsockopt(s->socket, SO_ZMQ_LAST_ENDPOINT, s->address, &n);
+    assert_int_equal(pthread_create(&s->thread, NULL, stranger_main, s), 0);
+    return s;
+}
+
+static void stop_stranger(stranger *s) {
+    int zero = 0;
+    assert_int_equal(eventfd_write(s->stop_fd, 1), 0);
+    pthread_join(s->thread, NULL);
+    s->z.setsockopt(s->socket, SO_ZMQ_LINGER, &zero, sizeof zero);
+    s->z.close(s->socket);
+    s->z.ctx_term(s->ctx);
+    close(s->stop_fd);
+    free(s->msg);
+    free(s);
+}
+
 static void strangers_are_no_workers(void **state) {
     (void)state;
     so_worker_need_zmq();
     for (int kind = 0; kind < N_ANSWERS; kind++) {
-        static stranger s;
-        so_err err = {0};
-        size_t n = sizeof s.address;
-        s = (stranger){.kind = (answer)kind, .msg = SO_NEW(so_wire_msg)};
-        SO_OK_OR_FAIL(so_zmq_load(&s.z, &err), err);
-        s.ctx = s.z.ctx_new();
-        s.socket = s.z.socket(s.ctx, SO_ZMQ_ROUTER);
-        s.stop_fd = eventfd(0, EFD_CLOEXEC);
-        assert_int_equal(s.z.bind(s.socket, "tcp://127.0.0.1:*"), 0);
-        s.z.getsockopt(s.socket, SO_ZMQ_LAST_ENDPOINT, s.address, &n);
-        assert_int_equal(pthread_create(&s.thread, NULL, stranger_main, &s), 0);
-        char *spec = spec_of(s.address, "");
+        stranger *s = start_stranger((answer)kind);
+        char *spec = spec_of(s->address, "");
         so_engine *e = open_engine(2, NULL);
         busy_ms = 0.6;
         for (int k = 0; k < 4; k++)
             assert_int_equal(run_all(e, spec, k % 2 ? 3 : 0).hits, 0);
         so_engine_free(e);
         free(spec);
-        assert_int_equal(eventfd_write(s.stop_fd, 1), 0);
-        pthread_join(s.thread, NULL);
-        s.z.close(s.socket);
-        s.z.ctx_term(s.ctx);
-        close(s.stop_fd);
-        free(s.msg);
+        stop_stranger(s);
     }
+}
+
+/* With wait=N the engine waits for a worker that says that it is alive and nothing else: not longer
+ * from round to round, and not for ever. */
+static void a_worker_that_is_only_alive_is_given_up(void **state) {
+    (void)state;
+    so_worker_need_zmq();
+    stranger *s = start_stranger(ALIVE);
+    char *spec = spec_of(s->address, ",wait=1");
+    so_engine *e = open_engine(1, NULL);
+    int n_jobs = 0;
+    busy_ms = 0;
+    int64_t t = so_clock_ns();
+    while (s->n_again == 0) {
+        so_request *r = so_case_submit(e, &cases[0], &(so_spec_opts){.drafter = spec, .length = 3});
+        so_case_run(e);
+        assert_true(so_case_same(r, &cases[0]));
+        so_request_free(r);
+        assert_true(so_clock_ms_since(t) < 20000);
+        n_jobs = s->n_jobs;
+    }
+    /* 100 ms each, for 5 s; 8 if they became 1 s */
+    assert_true(n_jobs >= (SO_TEST_SANITIZED ? 1 : 12));
+    so_engine_free(e);
+    free(spec);
+    stop_stranger(s);
+}
+
+/* Texts that are longer than the worker's context are kept from it. */
+static void a_context_may_be_short(void **state) {
+    (void)state;
+    so_worker_need_zmq();
+    stranger *s = start_stranger(NOTHING);
+    char *spec = spec_of(s->address, "");
+    so_engine *e = open_engine(2, NULL);
+    so_async_counts n = {0};
+    busy_ms = 0.6;
+    while (s->longest < SHORT_CTX)
+        n = run_all(e, spec, 3);
+    n = run_all(e, spec, 3);
+    assert_int_equal(s->longest, SHORT_CTX);
+    assert_int_equal(n.rounds, 0); /* nothing was drafted */
+    assert_true(n.skipped > 0);
+    so_engine_free(e);
+    free(spec);
+    stop_stranger(s);
 }
 
 /* With a key, and with another one; the file is the owner's alone. */
@@ -517,6 +613,8 @@ int main(void) {
         cmocka_unit_test(requests_may_end_at_any_time),
         cmocka_unit_test(the_worker_is_told_no_numbers_that_test_guesses),
         cmocka_unit_test(strangers_are_no_workers),
+        cmocka_unit_test(a_worker_that_is_only_alive_is_given_up),
+        cmocka_unit_test(a_context_may_be_short),
         cmocka_unit_test(keys_decide),
         cmocka_unit_test(the_public_key_lets_nobody_in),
         cmocka_unit_test(bad_addresses_are_refused),

@@ -99,7 +99,7 @@ struct so_path {
     uint32_t n_draws;
     int64_t happened[SO_PATH_N_FAULTS], n_during;
     so_wire_msg *msg;
-    atomic_int n_opened, n_seeds;
+    atomic_int n_opened, n_seeds, n_temps;
     pthread_t thread;
 };
 
@@ -217,18 +217,21 @@ static void pass_on(so_path *p, bool to_worker, unsigned char *bytes, size_t n) 
         deliver(p, to_worker, bytes, n);
 }
 
-/* Counts requests that the worker is told of, and those of which it learns the seed. */
+/* Counts requests that the worker is told of, and those of which it learns the seed or the temperature. */
 static void look(so_path *p, size_t n) {
     so_err err = {0};
     if (so_wire_read(p->bytes, n, p->msg, &err) != SO_OK || p->msg->type != SO_WIRE_OPEN)
         return;
-    atomic_fetch_add(&p->n_opened, 1);
     atomic_fetch_add(&p->n_seeds, p->msg->open.sample.seed != 0);
+    atomic_fetch_add(&p->n_temps, p->msg->open.sample.temp != 0);
+    atomic_fetch_add(&p->n_opened, 1);
 }
 
-int so_path_opened(so_path *p, int *n_seeds) {
+int so_path_opened(so_path *p, int *n_seeds, int *n_temps) {
+    int n = atomic_exchange(&p->n_opened, 0);
     *n_seeds = atomic_exchange(&p->n_seeds, 0);
-    return atomic_exchange(&p->n_opened, 0);
+    *n_temps = atomic_exchange(&p->n_temps, 0);
+    return n;
 }
 
 static bool forward(so_path *p, bool to_worker) {

@@ -40,8 +40,8 @@ typedef struct so_path so_path;
 /* A proxy to the worker at this address. */
 so_path *so_path_open(const char *worker, const so_path_opts *o);
 const char *so_path_address(const so_path *p);
-/* Requests that the worker was told of since the last call, and those with their seed. */
-int so_path_opened(so_path *p, int *n_seeds);
+/* Requests that the worker was told of since the last call, and those with their seed or temperature. */
+int so_path_opened(so_path *p, int *n_seeds, int *n_temps);
 /* Stops it; adds the faults that happened to happened[SO_PATH_N_FAULTS], and to *n_during those of
  * messages that belong to a round that is being verified. */
 void so_path_close(so_path *p, int64_t *happened, int64_t *n_during);
