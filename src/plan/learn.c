@@ -184,6 +184,10 @@ so_plan_request *so_plan_request_create(so_plan_set *s, const so_plan_request_op
 void so_plan_request_free(so_plan_request *r) {
     if (!r)
         return;
+    so_planner *p = r->set->p;
+    for (int i = 0; i < p->n_entries; i++) /* it may end within a step */
+        if (p->entries[i].r == r)
+            p->entries[i].r = NULL;
     so_accept_deinit(&r->accept);
     free(r->yields);
     free(r->n_prefilled);
