@@ -7,29 +7,15 @@ usage: hit_rate.py -m MODEL [-md DRAFT] --prompts FILE.jsonl [--per-category N] 
 Drafts are waited for (wait=K) and have a fixed length, so the counts do not depend on the machine. At temperature 0 and with `match` the
 text must be that of plain decoding, or the program fails. Prints one Markdown table per temperature."""
 import argparse
-import collections
 import json
 import os
 import subprocess
 import sys
 import tempfile
 
+from tree_budget import take_prompts
+
 SOOTH = os.environ.get("SOOTH_BIN", "build/sooth")
-
-
-def take_prompts(path, per_category, max_chars):
-    """The first prompts of each category that are not too long, one turn each."""
-    seen, out = collections.Counter(), []
-    with open(path, encoding="utf-8") as f:
-        for line in f:
-            p = json.loads(line)
-            category = p.get("category", "all")
-            if seen[category] < per_category and len(p["turns"][0]) <= max_chars:
-                seen[category] += 1
-                out.append({"id": p["id"], "category": category, "turns": p["turns"][:1]})
-    if not out:
-        sys.exit(f"{path}: no prompt of at most {max_chars} characters")
-    return out
 
 
 def run(args, prompts, temp, spec):

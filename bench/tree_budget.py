@@ -44,6 +44,8 @@ def take_prompts(path, per_category, max_chars):
             if seen[category] < per_category and len(p["turns"][0]) <= max_chars:
                 seen[category] += 1
                 out.append({"id": p.get("id", len(out)), "category": category, "turns": p["turns"][:1]})
+    if not out:
+        sys.exit(f"{path}: no prompt of at most {max_chars} characters")
     return out
 
 

@@ -355,30 +355,14 @@ static void oracle_free(so_drafter *d) {
     free(o);
 }
 
-static const so_drafter_vt ORACLE_VT = {
-    .name = "oracle",
-    .free = oracle_free,
-    .open = oracle_open,
-    .close = oracle_close,
-    .propose = oracle_propose,
-    .observe = oracle_observe,
-    .add_hidden = oracle_add_hidden,
-    .n_ctx = oracle_n_ctx,
-    .cache_fraction = oracle_cache_fraction,
-    .preempt = oracle_preempt,
-};
+#define COMMON                                                                             \
+    .name = "oracle", .free = oracle_free, .open = oracle_open, .close = oracle_close,     \
+    .propose = oracle_propose, .observe = oracle_observe, .add_hidden = oracle_add_hidden, \
+    .n_ctx = oracle_n_ctx, .cache_fraction = oracle_cache_fraction, .preempt = oracle_preempt
+static const so_drafter_vt ORACLE_VT = {COMMON};
 
 static const so_drafter_vt AHEAD_VT = {
-    .name = "oracle",
-    .free = oracle_free,
-    .open = oracle_open,
-    .close = oracle_close,
-    .propose = oracle_propose,
-    .observe = oracle_observe,
-    .add_hidden = oracle_add_hidden,
-    .n_ctx = oracle_n_ctx,
-    .cache_fraction = oracle_cache_fraction,
-    .preempt = oracle_preempt,
+    COMMON,
     .ahead_begin = oracle_ahead_begin,
     .ahead_rows = oracle_ahead_rows,
     .ahead_draw = oracle_ahead_draw,

@@ -87,8 +87,7 @@ static void save_record(so_plan_set *s, so_plan_mode mode, int leaf) {
     }
 }
 
-/* What the same drafters were compared under in earlier runs. Requests alone: a batch's size is another
- * one's in each run. */
+/* Comparisons are kept for single requests only: the sizes of batches differ from run to run. */
 static const int KEPT_SIZE = 1;
 
 static uint64_t compare_key(const so_plan_set *s, so_plan_mode mode) {

@@ -128,7 +128,7 @@ static void test_second_run_starts_at_once(void **state) {
     done(&plain);
 }
 
-/* Other programs take more than all of it, beside one test. */
+/* More programs want to run than there are cores, this test not counted. */
 static bool machine_is_busy(void) {
     double load;
     return getloadavg(&load, 1) == 1 && load > (double)sysconf(_SC_NPROCESSORS_ONLN) + 1;
