@@ -85,6 +85,54 @@ SO_DEVICE size_t sum_of(const attn_args &p, const span &b, int col, int split) {
            split;
 }
 
+/* Merges the running sums of MERGED pairs of numbers: number i, i + THREADS, … of the block's columns (d is
+ * even). Side by side, because each pair alone would wait for L2. factors, over: as merge_splits has them. */
+enum { MERGED = 4 };
+SO_DEVICE void merge_pairs(const attn_args &p, const span &b, const so_attn_row *rows, int i,
+                           const float2 *factors, const float *over) {
+    int d = p.s.shape.head_dim, n_all = 0, col[MERGED], e[MERGED], n[MERGED];
+    const float2 *part[MERGED];
+    float2 o[MERGED];
+#pragma unroll
+    for (int k = 0; k < MERGED; k++) {
+        int at = min(i + k * THREADS, b.n_cols * (d / 2) - 1);
+        col[k] = at / (d / 2);
+        e[k] = at % (d / 2) * 2;
+        n[k] = min(SPLITS, (rows[col[k] / b.n_heads].pos + CHUNK) / CHUNK);
+        n_all = max(n_all, n[k]);
+        part[k] = (const float2 *)(p.parts + sum_of(p, b, col[k], 0) * d + e[k]);
+        o[k] = {0, 0};
+    }
+    for (int s0 = 0; s0 < n_all; s0 += 8) {
+        float2 v[MERGED][8];
+#pragma unroll
+        for (int s = 0; s < 8; s++)
+#pragma unroll
+            for (int k = 0; k < MERGED; k++)
+                if (s0 + s < n[k])
+                    v[k][s] = so_load(part[k] + (size_t)(s0 + s) * (d / 2));
+#pragma unroll
+        for (int s = 0; s < 8; s++)
+#pragma unroll
+            for (int k = 0; k < MERGED; k++)
+                if (s0 + s < n[k]) {
+                    float w = factors[col[k] * SPLITS + s0 + s].x;
+                    o[k].x = __fmaf_rn(v[k][s].x, w, o[k].x);
+                    o[k].y = __fmaf_rn(v[k][s].y, w, o[k].y);
+                }
+    }
+#pragma unroll
+    for (int k = 0; k < MERGED; k++) {
+        if (i + k * THREADS >= b.n_cols * (d / 2))
+            continue;
+        int row = b.row0 + col[k] / b.n_heads, head = b.head0 + col[k] % b.n_heads;
+        o[k] = make_float2(__fmul_rn(o[k].x, over[col[k]]), __fmul_rn(o[k].y, over[col[k]]));
+        if (p.out)
+            *(float2 *)(p.out + ((size_t)row * p.n_heads + head) * d + e[k]) = o[k];
+        so_put_half2(p.half, row, head * d + e[k], o[k].x, o[k].y);
+    }
+}
+
 /* Called by each block after it has written its running sums. The last of the min(gridDim.z, n_chunks)
  * blocks of the same columns merges them and writes the results. n_chunks: of the row with the largest
  * position. `shared`: memory that the block no longer needs. */
@@ -102,12 +150,13 @@ SO_DEVICE void merge_splits(const attn_args &p, const span &b, const so_attn_row
     __threadfence();
     if (threadIdx.x == 0)
         *arrived = 0;
-    int d = p.s.shape.head_dim, width = p.n_heads * d;
+    int d = p.s.shape.head_dim, n_sums = min((int)SPLITS, n_chunks);
     float2 *factors = (float2 *)shared; /* [col][SPLITS]: (m, l); m is replaced by the weight */
     float *over = (float *)(factors + b.n_cols * SPLITS); /* 1 / l */
-    for (int i = threadIdx.x; i < b.n_cols * SPLITS; i += THREADS)
-        if (i % SPLITS < n_chunks)
-            factors[i] = so_load(p.stats + sum_of(p, b, i / SPLITS, i % SPLITS));
+    for (int i = threadIdx.x; i < b.n_cols * n_sums; i += THREADS) {
+        int col = i / n_sums, s = i % n_sums;
+        factors[col * SPLITS + s] = so_load(p.stats + sum_of(p, b, col, s));
+    }
     __syncthreads();
     for (int col = threadIdx.x; col < b.n_cols; col += THREADS) {
         int n = min(SPLITS, (rows[col / b.n_heads].pos + CHUNK) / CHUNK);
@@ -122,30 +171,8 @@ SO_DEVICE void merge_splits(const attn_args &p, const span &b, const so_attn_row
         over[col] = __fdiv_rn(1.0f, l);
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < b.n_cols * (d / 2); i += THREADS) { /* d is even: pairs */
-        int col = i / (d / 2), e = i % (d / 2) * 2, row = b.row0 + col / b.n_heads,
-            head = b.head0 + col % b.n_heads,
-            n = min(SPLITS, (rows[col / b.n_heads].pos + CHUNK) / CHUNK);
-        const float2 *part = (const float2 *)(p.parts + sum_of(p, b, col, 0) * d + e);
-        float2 o = {0, 0};
-        for (int s0 = 0; s0 < n; s0 += 8) {
-            float2 v[8];
-#pragma unroll
-            for (int s = 0; s < 8; s++)
-                v[s] = so_load(part + (size_t)min(s0 + s, n - 1) * (d / 2));
-#pragma unroll
-            for (int s = 0; s < 8; s++)
-                if (s0 + s < n) {
-                    float w = factors[col * SPLITS + s0 + s].x;
-                    o.x = __fmaf_rn(v[s].x, w, o.x);
-                    o.y = __fmaf_rn(v[s].y, w, o.y);
-                }
-        }
-        o = make_float2(__fmul_rn(o.x, over[col]), __fmul_rn(o.y, over[col]));
-        if (p.out)
-            *(float2 *)(p.out + (size_t)row * width + head * d + e) = o;
-        so_put_half2(p.half, row, head * d + e, o.x, o.y);
-    }
+    for (int i = threadIdx.x; i < b.n_cols * (d / 2); i += MERGED * THREADS)
+        merge_pairs(p, b, rows, i, factors, over);
 }
 
 /* ---- tensor cores, F16 caches ---- */
@@ -259,7 +286,6 @@ static __global__ void __launch_bounds__(THREADS, U > 2     ? 1
     int d = p.s.shape.head_dim;
     span b = span_of(p);
     __shared__ so_attn_row rows[Z::cols];
-    so_wait_prior();
     if (threadIdx.x < b.n_rows)
         rows[threadIdx.x] = row_of(p, b.row0 + threadIdx.x);
     __syncthreads();
@@ -284,8 +310,12 @@ static __global__ void __launch_bounds__(THREADS, U > 2     ? 1
                                      return c;
     };
     int c = first_of(blockIdx.z), n_splits = min(SPLITS, v.n_chunks);
+    entry_ref start = {};
     if (c < v.n_chunks && same_slots(c))
-        fetch(entry(c, v.longest, false));
+        start = entry(c, v.longest, false);
+    so_wait_prior();
+    if (c < v.n_chunks && same_slots(c))
+        fetch(start);
 
     /* queries, one warp for each column, in the order in which lanes read them */
     constexpr int MINE = Z::cols / (THREADS / 32);

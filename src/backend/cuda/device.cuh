@@ -292,9 +292,18 @@ SO_DEVICE float so_block_sum(float v) {
 
 /* A row's scale in a split norm, from its d / 8 sums of squares; one warp. */
 template <class F> SO_DEVICE float so_row_scale(int d, float eps, F square) {
+    enum { BATCH = 16 }; /* read at once: a row of 4096 takes one trip to L2 */
     float s = 0;
-    for (int i = threadIdx.x % 32; i < d / SO_TILE; i += 32)
-        s = __fadd_rn(s, square(i));
+    for (int i0 = threadIdx.x % 32; i0 < d / SO_TILE; i0 += 32 * BATCH) {
+        float v[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            v[j] = i0 + 32 * j < d / SO_TILE ? square(i0 + 32 * j) : 0;
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            if (i0 + 32 * j < d / SO_TILE)
+                s = __fadd_rn(s, v[j]);
+    }
     return __frsqrt_rn(__fadd_rn(__fdiv_rn(so_warp_sum(s), (float)d), eps));
 }
 
