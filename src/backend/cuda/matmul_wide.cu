@@ -27,19 +27,25 @@ enum {
     TILES = 16, /* of a block */
     OUTPUTS = TILES * SO_TILE,
     RING = 96 << 10, /* fits every GPU, and twice a multiprocessor of compute capability 9.0 */
-    MAX_STAGES = 6,
+    DEEP_RING =
+        216 << 10, /* of a block that has a multiprocessor of compute capability 9.0 to itself */
+    MAX_STAGES = 8,
     SUM_STRIDE = OUTPUTS + 4, /* floats of a row of sums; a warp's 32 sums are in different banks */
     SWIZZLE = 1024, /* bytes after which the order of 16-byte pieces that wgmma reads repeats */
 };
 
-template <int FMT, int ROWS, int SPLIT> struct wide_shape {
+/* DEEP: with the larger ring. lag: how many units are in use at a time, the last of them by the tensor cores
+ * alone. */
+template <int FMT, int ROWS, int SPLIT, bool DEEP, bool WGMMA> struct wide_shape {
     static constexpr int unit = so_fmt_unit(FMT),
                          weights = (TILES * unit + SWIZZLE - 1) / SWIZZLE * SWIZZLE,
-                         stage = weights + ROWS * SO_UNIT * 2, fit = RING / stage,
+                         stage = weights + ROWS * SO_UNIT * 2,
+                         fit = (DEEP ? DEEP_RING : RING) / stage,
                          stages = fit > MAX_STAGES ? MAX_STAGES : fit,
+                         lag = WGMMA && stages > 3 ? 2 : 1,
                          kept = SPLIT == 1 ? 1 : SO_SEGMENTS / SPLIT, /* segments of a block */
         sums = kept * ROWS * SUM_STRIDE * 4;
-    static_assert(stages >= 2 && sums <= RING, "one unit is copied while another one is used");
+    static_assert(stages > lag && sums <= RING, "one unit is copied while others are used");
 };
 
 /* ---- clusters ---- */
@@ -219,7 +225,7 @@ SO_DEVICE uint64_t rows_descriptor(const char *rows) {
 }
 
 /* acc += 16 outputs of the warp (64 of the 4 warps) times ROWS rows, 16 k. Between wgmma_begin and
- * wgmma_end nothing else may touch acc or a. */
+ * wgmma_wait nothing else may touch acc or a. */
 #define D8(i)                                                                                   \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
         "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -260,10 +266,16 @@ SO_DEVICE void wgmma_begin(void) {
 #endif
 }
 
-SO_DEVICE void wgmma_end(void) {
+SO_DEVICE void wgmma_commit(void) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 0;" ::
-                     : "memory");
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+/* Waits until all products have been added. */
+SO_DEVICE void wgmma_wait(void) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #endif
 }
 
@@ -279,20 +291,34 @@ template <int N> SO_DEVICE void settle(float *r) {
         asm volatile("" : "+f"(r[i])::"memory");
 }
 
-/* acc += a pair of tiles times all rows, one unit. */
+/* Waits for the products that multiply_all has begun. */
+template <int ROWS> SO_DEVICE void finish_products(float (*acc)[4]) {
+    wgmma_wait();
+    settle<ROWS / 2>(acc[0]);
+}
+
+/* acc += a pair of tiles times all rows, one unit. The tensor cores may still multiply when this returns, so
+ * that the next unit is copied and decoded beside them: finish_products comes before anything else
+ * that reads acc. f: the weights being multiplied. The tensor cores read them from their registers meanwhile,
+ * which the compiler does not know: it would decode the next ones into the same registers. Because
+ * of `zero`, which is 0 but unknown to it, the old ones are used once more after the wait. */
 template <int FMT, int PART, int ROWS>
-SO_DEVICE void multiply_all(float (*acc)[4], const char *pair, const char *rows, int lane) {
-    fragments f;
-    decode<FMT, PART>(f, pair, pair + so_fmt_unit(FMT), lane);
+SO_DEVICE void multiply_all(float (*acc)[4], fragments &f, const char *pair, const char *rows,
+                            int lane, uint32_t zero) {
+    fragments next;
+    decode<FMT, PART>(next, pair, pair + so_fmt_unit(FMT), lane);
+    settle<16>(&next.a[0][0]);
+    finish_products<ROWS>(acc);
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        f.a[i / 4][i % 4] = (f.a[i / 4][i % 4] & zero) | next.a[i / 4][i % 4];
     uint64_t at = rows_descriptor(rows);
     settle<16>(&f.a[0][0]);
-    settle<ROWS / 2>(acc[0]);
     wgmma_begin();
 #pragma unroll
     for (int s = 0; s < 4; s++)
         wgmma<ROWS>(acc, f.a[s], at + s * 2); /* 32 bytes further */
-    wgmma_end();
-    settle<ROWS / 2>(acc[0]);
+    wgmma_commit();
 }
 
 /* ---- what is done with the sums ---- */
@@ -475,8 +501,9 @@ SO_DEVICE void store_sums(float *sums, float (*acc)[4], int pair, int row, int l
                  (pair * 2 + c / 2) * SO_TILE + lane / 4] = acc[j][c];
 }
 
-template <int FMT, int ROWS, int SPLIT, bool WGMMA> SO_DEVICE void run_block(const mm_args &p) {
-    typedef wide_shape<FMT, ROWS, SPLIT> Z;
+template <int FMT, int ROWS, int SPLIT, bool DEEP, bool WGMMA>
+SO_DEVICE void run_block(const mm_args &p) {
+    typedef wide_shape<FMT, ROWS, SPLIT, DEEP, WGMMA> Z;
     constexpr int ACROSS = WGMMA ? SO_WARPS : 4, PAIRS = TILES / 2 / ACROSS,
                   GROUPS = ROWS / SO_TILE / (SO_WARPS / ACROSS), N = PAIRS * GROUPS * 4,
                   EACH = SO_SEGMENTS / SPLIT;
@@ -497,12 +524,12 @@ template <int FMT, int ROWS, int SPLIT, bool WGMMA> SO_DEVICE void run_block(con
         if (threadIdx.x < TILES && next.u < end)
             where[i][threadIdx.x] = unit_at<FMT>(tiles[threadIdx.x], next);
     __syncthreads();
-    for (int i = 0; i < Z::stages - 1 && from + i < end; i++)
+    for (int i = 0; i < Z::stages - Z::lag && from + i < end; i++)
         copy_weights<FMT>(where[i], shared + i * Z::stage);
     so_copy_commit();
     row_source rows = rows_of(p, w.row0);
     so_wait_prior();
-    for (int i = 0; i < Z::stages - 1; i++) {
+    for (int i = 0; i < Z::stages - Z::lag; i++) {
         if (from + i < end)
             copy_rows<ROWS, WGMMA>(p, rows, from + i, shared + i * Z::stage + Z::weights);
         so_copy_commit();
@@ -510,14 +537,18 @@ template <int FMT, int ROWS, int SPLIT, bool WGMMA> SO_DEVICE void run_block(con
     uint32_t zero = (uint32_t)p.n >> 31;
     bool idle = w.row0 + b * GROUPS * SO_TILE >= p.n; /* none of the warp's rows exists */
     float acc[PAIRS][GROUPS][4] = {}, total[PAIRS][GROUPS][4] = {};
+    fragments f = {};
     int segment = first, slot = 0;
 #pragma unroll 1
     for (int u = from; u < end; u++) {
-        so_copy_wait<Z::stages - 2>();
+        so_copy_wait<Z::stages - Z::lag - 1>();
         if (WGMMA)
             publish_copies();
+        if (WGMMA && Z::lag == 1)
+            finish_products<ROWS>(acc[0]);
         __syncthreads();
-        int ahead = u + Z::stages - 1, free = slot == 0 ? Z::stages - 1 : slot - 1;
+        int ahead = u + Z::stages - Z::lag,
+            free = slot < Z::lag ? slot + Z::stages - Z::lag : slot - Z::lag;
         if (ahead < end) {
             char *to = shared + free * Z::stage;
             copy_weights<FMT>(where[free], to);
@@ -528,15 +559,17 @@ template <int FMT, int ROWS, int SPLIT, bool WGMMA> SO_DEVICE void run_block(con
         }
         so_copy_commit();
         if (EACH > 1 && u == so_first_unit(p.n_units, segment + 1)) {
+            if (WGMMA)
+                finish_products<ROWS>(acc[0]);
             take<N>(&total[0][0][0], &acc[0][0][0], segment == first);
             segment++;
         }
         const char *at = shared + slot * Z::stage;
         const char *pairs = at + a * PAIRS * 2 * Z::unit, *x = at + Z::weights + b * GROUPS * 1024;
         if (WGMMA) {
-            multiply_all<FMT, 0, ROWS>(acc[0], pairs, x, lane);
+            multiply_all<FMT, 0, ROWS>(acc[0], f, pairs, x, lane, zero);
             if (FMT == SO_FMT_F32)
-                multiply_all<FMT, 1, ROWS>(acc[0], pairs, x, lane);
+                multiply_all<FMT, 1, ROWS>(acc[0], f, pairs, x, lane, zero);
         } else if (!idle) {
             multiply<FMT, 0, PAIRS, GROUPS>(acc, pairs, x, lane, zero);
             if (FMT == SO_FMT_F32)
@@ -544,7 +577,9 @@ template <int FMT, int ROWS, int SPLIT, bool WGMMA> SO_DEVICE void run_block(con
         }
         slot = slot + 1 == Z::stages ? 0 : slot + 1;
     }
-    /* The last segment, and zeros for those without units. A block of a cluster with two segments keeps
+    if (WGMMA)
+        finish_products<ROWS>(acc[0]);
+        /* The last segment, and zeros for those without units. A block of a cluster with two segments keeps
      * them apart: the first in total, the second in acc. */
 #pragma unroll 1
     for (int s = segment; s < first + EACH - (SPLIT > 1); s++)
@@ -584,11 +619,11 @@ SO_DEVICE constexpr bool is_used(int fmt, bool wgmma) {
 
 /* A block with more than one segment keeps their sums and those of the present one in registers: with 128
  * rows there is room for one block on a multiprocessor, otherwise for two. */
-template <int FMT, int ROWS, int SPLIT, bool WGMMA>
-static __global__ void __launch_bounds__(THREADS, ROWS > 64 && SPLIT == 1 ? 1 : 2)
+template <int FMT, int ROWS, int SPLIT, bool DEEP, bool WGMMA>
+static __global__ void __launch_bounds__(THREADS, DEEP || (ROWS > 64 && SPLIT == 1) ? 1 : 2)
     wide(const __grid_constant__ mm_args p) {
     if constexpr (is_used(FMT, WGMMA))
-        run_block<FMT, ROWS, SPLIT, WGMMA>(p);
+        run_block<FMT, ROWS, SPLIT, DEEP, WGMMA>(p);
 }
 
 /* ---- launching ---- */
@@ -598,11 +633,11 @@ static int n_blocks(const mm_args &a, int rows) {
     return (a.n_items + items - 1) / items * ((a.n + rows - 1) / rows);
 }
 
-template <int FMT, int ROWS, int SPLIT, bool WGMMA>
+template <int FMT, int ROWS, int SPLIT, bool WGMMA, bool DEEP = false>
 static void launch_wide(const so_queue &q, const mm_args &a) {
-    typedef wide_shape<FMT, ROWS, SPLIT> Z;
+    typedef wide_shape<FMT, ROWS, SPLIT, DEEP, WGMMA> Z;
     int ring = Z::stages * Z::stage, shared = ring > Z::sums ? ring : Z::sums;
-    so_launch_clusters(q, SPLIT, wide<FMT, ROWS, SPLIT, WGMMA>,
+    so_launch_clusters(q, SPLIT, wide<FMT, ROWS, SPLIT, DEEP, WGMMA>,
                        dim3((unsigned)(n_blocks(a, ROWS) * SPLIT)), THREADS,
                        (size_t)(shared + SWIZZLE), a);
 }
@@ -639,6 +674,9 @@ static void launch_rows(const so_queue &q, const mm_args &a) {
     if constexpr (ROWS <= 64)
         if (split == 4)
             return launch_wide<FMT, ROWS, 4, WGMMA>(q, a);
+    if constexpr (WGMMA)
+        if ((ROWS > 64 || n_blocks(a, ROWS) <= q.n_sms) && DEEP_RING + SWIZZLE <= q.shared_block)
+            return launch_wide<FMT, ROWS, 1, WGMMA, true>(q, a);
     launch_wide<FMT, ROWS, 1, WGMMA>(q, a);
 }
 
