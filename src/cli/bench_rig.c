@@ -12,11 +12,14 @@ static const char SOURCE[] =
     "I would like to thank the rapporteur for her excellent report, and I hope that the Commission "
     "will take our proposals into account when it presents its programme for the coming year.";
 
-/* Encoder-decoder models need a source. */
+bool so_bench_has_encoder(const so_bench_rig *g) {
+    return so_model_hparams(g->b.model)->n_enc_layers > 0;
+}
+
 static int read_source(so_bench_rig *g) {
     so_prompts p = {0};
     const char *path = so_args_str(g->a, SO_OPT_PROMPTS, NULL);
-    if (so_model_hparams(g->b.model)->n_enc_layers == 0 || g->no_source)
+    if (!so_bench_has_encoder(g) || g->own_source)
         return SO_OK;
     int rc = path ? so_prompts_read(path, &p, &g->err) : SO_OK;
     if (rc == SO_OK)
@@ -47,10 +50,10 @@ int so_bench_open(so_bench_rig *g, const so_args *a, int default_ctx, int max_ro
                           .max_rows = max_rows,
                           .max_logits = SO_MIN(max_rows, (int)SO_BENCH_WIDEST),
                           .kv_dtype = o.kv_dtype,
-                          .max_source = (int)g->source.len};
+                          .max_source = g->own_source ? g->n_ctx + extra : (int)g->source.len};
     if (rc == SO_OK)
         rc = so_teacher_open(&g->t, g->b.model, &to, &g->err);
-    if (rc == SO_OK)
+    if (rc == SO_OK && !g->own_source)
         rc = so_bench_read(g, g->t.seq);
     if (rc != SO_OK)
         return so_args_fail(a, &g->err);

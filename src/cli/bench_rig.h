@@ -22,8 +22,11 @@ typedef struct so_bench_rig {
      * many more. */
     bool two;
     int n_streams;
-    bool no_source;   /* set before opening: encoder-decoder models are refused */
-    so_tokens source; /* what their encoder reads: the first of --prompts, or a sentence */
+    /* Encoder-decoder models: what the encoder reads, the first of --prompts or a sentence. With
+     * own_source, set before opening, the measurement gives the sources itself (so_teacher_read), of
+     * up to n_ctx + extra tokens. */
+    so_tokens source;
+    bool own_source;
     so_err err;
 } so_bench_rig;
 
@@ -32,6 +35,8 @@ typedef struct so_bench_rig {
  * so_bench_close. */
 int so_bench_open(so_bench_rig *g, const so_args *a, int default_ctx, int max_rows, int extra);
 void so_bench_close(so_bench_rig *g);
+
+bool so_bench_has_encoder(const so_bench_rig *g);
 
 /* Gives the source to a further sequence, which is empty. t.seq has it. */
 int so_bench_read(so_bench_rig *g, so_seq *seq);

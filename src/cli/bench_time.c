@@ -106,8 +106,21 @@ int so_bench_curve(const so_args *a, so_bench_rig *g) {
 
 /* --- decode and prompt --- */
 
-/* One timed run: n tokens one by one, or n tokens as a prompt with logits for the last one. The
- * sequence is truncated to its old length afterwards. */
+/* n tokens as a prompt, with logits for the last one. An encoder reads them as a source, which it
+ * has not read before, and the logits are those of the decoder's start token: in both cases all that
+ * comes before the first token of an answer. */
+static int read_prompt(so_bench_rig *g, int n) {
+    so_teacher *t = &g->t;
+    if (!so_bench_has_encoder(g))
+        return so_bench_feed(g, n, 1);
+    int32_t start = so_model_hparams(g->b.model)->decoder_start;
+    so_sources_forget(t->sources);
+    int rc = so_teacher_read(t, t->seq, g->ids, n, &g->err);
+    return rc == SO_OK ? so_teacher_feed(t, t->seq, &start, 1, 1, &g->err) : rc;
+}
+
+/* One timed run: n tokens one by one, or a prompt of n tokens. The sequence is truncated to its old
+ * length afterwards. */
 static int time_once(so_bench_rig *g, int n, bool one_by_one, double *ms) {
     int len = so_seq_len(g->t.seq), rc = SO_OK;
     int64_t t = so_clock_ns();
@@ -118,7 +131,7 @@ static int time_once(so_bench_rig *g, int n, bool one_by_one, double *ms) {
                 so_seq_commit_chain(g->t.seq, 1);
         }
     } else {
-        rc = so_bench_feed(g, n, 1);
+        rc = read_prompt(g, n);
     }
     *ms = so_clock_ms_since(t);
     if (rc == SO_OK)
@@ -143,22 +156,28 @@ static int time_runs(so_bench_rig *g, so_roof *roof, int n, bool decode, double 
     return rc;
 }
 
+static so_work add_work(so_work a, so_work b) {
+    return (so_work){a.n_bytes + b.n_bytes, a.n_macs + b.n_macs};
+}
+
 /* A prompt is counted as one pass, although it may take several. */
 static so_work work_of(const so_bench_rig *g, int n, bool decode) {
+    const so_model *m = g->b.model;
     so_work sum = {0};
+    if (!decode && so_bench_has_encoder(g))
+        return add_work(so_model_source_work(m, n), so_model_work(m, kv_dtype(g), 0, 1, 1));
     if (!decode)
-        return so_model_work(g->b.model, kv_dtype(g), 0, n, 1);
-    for (int i = 0; i < n; i++) {
-        so_work w = so_model_work(g->b.model, kv_dtype(g), g->n_ctx + i, 1, 1);
-        sum.n_bytes += w.n_bytes;
-        sum.n_macs += w.n_macs;
-    }
+        return so_model_work(m, kv_dtype(g), 0, n, 1);
+    for (int i = 0; i < n; i++)
+        sum = add_work(sum, so_model_work(m, kv_dtype(g), g->n_ctx + i, 1, 1));
     return sum;
 }
 
 static void print_rate(so_bench_rig *g, const so_roof *roof, int n, bool decode, double *ms) {
     double mid = so_median(ms, g->n_repeats);
-    size_t read = so_model_weight_bytes(g->b.model) - so_model_source_bytes(g->b.model);
+    size_t read = so_model_weight_bytes(g->b.model);
+    if (decode)
+        read -= so_model_source_bytes(g->b.model);
     double bytes = (double)read, gbps = bytes / (mid * 1e6);
     const char *label = decode ? "decode" : "prompt";
     int ctx = decode ? g->n_ctx : 0;
@@ -183,9 +202,9 @@ static int bench_rate(const so_args *a, so_bench_rig *g, bool decode) {
     int n = (int)so_args_int(a, SO_OPT_PREDICT, decode ? 32 : 512);
     if (n < 1)
         return so_args_bad(a, "--predict %d: must be 1 or more here", n);
-    g->no_source = !decode; /* whose encoder reads the prompt */
+    g->own_source = !decode; /* the prompt */
     int rows = decode ? SO_BENCH_WIDEST : (int)so_args_int(a, SO_OPT_BATCH, 256);
-    int status = so_bench_open(g, a, decode ? 256 : 2, rows, n);
+    int status = decode ? so_bench_open(g, a, 256, rows, n) : so_bench_open(g, a, 1, rows, n - 1);
     if (status != 0)
         return status;
     so_roof roof = {0};

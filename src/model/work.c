@@ -12,13 +12,21 @@
 #include "model/arch.h"
 #include "model/impl.h"
 
+static double all_heads(const so_hparams *hp) { return (double)hp->n_heads * hp->head_dim; }
+
+/* Attention of a sequence to itself, and the feed-forward part; also a layer of an encoder. */
+static double self_macs(const so_model *m) {
+    const so_hparams *hp = &m->hp;
+    double d = hp->d_model, d_kv = (double)hp->n_heads_kv * hp->head_dim;
+    int n_mlp = (hp->n_enc_layers > 0 ? hp->gated : m->arch->gated_mlp) ? 3 : 2;
+    return d * (2 * all_heads(hp) + 2 * d_kv) + n_mlp * d * hp->d_ff;
+}
+
 static double layer_macs(const so_model *m) {
     const so_hparams *hp = &m->hp;
-    double d = hp->d_model, d_q = (double)hp->n_heads * hp->head_dim;
-    double d_kv = (double)hp->n_heads_kv * hp->head_dim;
-    double source = hp->n_enc_layers > 0 ? 2 * d * d_q : 0; /* queries, and the output */
-    int n_mlp = (hp->n_enc_layers > 0 ? hp->gated : m->arch->gated_mlp) ? 3 : 2;
-    return d * (2 * d_q + 2 * d_kv) + source + n_mlp * d * hp->d_ff;
+    /* attention to the source: queries, and the output */
+    double source = hp->n_enc_layers > 0 ? 2.0 * hp->d_model * all_heads(hp) : 0;
+    return self_macs(m) + source;
 }
 
 /* Positions that the rows see, themselves included: *once counts each once, *summed sums over
@@ -46,5 +54,14 @@ so_work so_model_work(const so_model *m, so_dtype kv_dtype, int n_ctx, int n_row
         w.n_bytes += once * entry;
         w.n_macs += n_rows * layer_macs(m) + 2 * summed * hp->n_heads * hp->head_dim;
     }
+    return w;
+}
+
+so_work so_model_source_work(const so_model *m, int n) {
+    const so_hparams *hp = &m->hp;
+    double rows = n, d_q = all_heads(hp);
+    so_work w = {.n_bytes = (double)m->source_bytes};
+    w.n_macs = hp->n_enc_layers * (rows * self_macs(m) + 2 * rows * rows * d_q);
+    w.n_macs += hp->n_layers * rows * 2 * hp->d_model * d_q; /* keys and values for the decoder */
     return w;
 }

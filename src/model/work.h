@@ -15,4 +15,8 @@ typedef struct so_work {
  * embedding that is not also the output matrix. */
 so_work so_model_work(const so_model *m, so_dtype kv_dtype, int n_ctx, int n_rows, int n_logits);
 
+/* Encoder-decoder models: the encoder reads a source of n tokens, and its keys and values for the
+ * decoder are computed. */
+so_work so_model_source_work(const so_model *m, int n);
+
 #endif

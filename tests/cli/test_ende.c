@@ -1,6 +1,6 @@
 /* The translation model that comes with the program (models/ende): found by name, translates, and
- * its registered draft changes no token, which `prove` confirms. Commands that cannot give it a
- * source text say so. */
+ * its registered draft changes no token, which `prove` confirms. The measuring commands give it a
+ * source text. */
 #include <math.h>
 
 #include "rig.h"
@@ -77,15 +77,131 @@ static void test_prove(void **state) {
     json_decref(o);
 }
 
-static void test_refused(void **state) {
-    static const char *const commands[] = {"sooth bench ppl -m ende -c 64 -f p.jsonl",
-                                           "sooth bench prompt -m ende -n 16"};
+static double number_of(const json_t *o, const char *name) {
+    const json_t *v = json_object_get(o, name);
+    if (!json_is_number(v))
+        fail_msg("%s is not a number", name);
+    return json_number_value(v);
+}
+
+/* The encoder reads the prompt in every run: 50 times as many tokens take longer. */
+static void test_bench_prompt(void **state) {
     if (!here())
         SO_SKIP("models/ende is not beside this program");
-    spill(*state, "p.jsonl", PROMPTS);
-    for (size_t i = 0; i < SO_LEN(commands); i++)
-        expect(*state, 1, "the model has an encoder, whose source text this command does not give",
-               commands[i]);
+    json_t *few = json_of(*state, "sooth bench prompt -m ende -n 8 --repeats 9 --json");
+    json_t *many = json_of(*state, "sooth bench prompt -m ende -n 400 --repeats 2 --json");
+    assert_true(number_of(many, "min_ms") > 2 * number_of(few, "min_ms"));
+    /* all weights once, in Q4_0: 18 bytes for 32 parameters; the embedding is the output, too */
+    assert_true(fabs(number_of(few, "bytes") / (33.29e6 * 18 / 32) - 1) < 0.05);
+    assert_int_equal(number_of(many, "n"), 400);
+    assert_true(number_of(many, "tokens_per_second") > 0);
+    json_decref(few);
+    json_decref(many);
+    expect(*state, 2, "exceeds the model's context of 512", "sooth bench prompt -m ende -n 513");
+}
+
+/* −log of the probability that a row of logits gives to a token. */
+static double surprise(const float *row, int n, int token) {
+    double max = row[0], sum = 0;
+    for (int i = 0; i < n; i++)
+        max = fmax(max, (double)row[i]);
+    for (int i = 0; i < n; i++)
+        sum += exp((double)row[i] - max);
+    return log(sum) + max - (double)row[token];
+}
+
+/* Logits of a translation, given its source: their maxima are the translation, which would not be so
+ * after another source. Returns the sum of −log p of its tokens, and their number. */
+static double read_logits(const fixture *f, int *n) {
+    enum { VOCAB = 16000 };
+    json_t *o = translate(f, "--temp 0 --no-spec"), *out = json_object_get(o, "tokens"), *in;
+    char line[300];
+    snprintf(line, sizeof line, "sooth tokenize -m ende --add-special --json '%s'", SOURCE);
+    json_t *source = json_of(f, line);
+    in = json_pack("{s:O, s:[i]}", "source", json_object_get(source, "tokens"), "tokens", 0);
+    json_array_extend(json_object_get(in, "tokens"), out);
+    char *text = json_dumps(in, 0);
+    spill(f, "ids.json", text);
+    json_decref(json_of(f, "sooth bench logits -m ende -f ids.json -o rows.bin --json"));
+    so_buf rows = {0};
+    slurp(f, "rows.bin", &rows);
+    *n = (int)json_array_size(out) + 1;
+    assert_int_equal(rows.len, (size_t)*n * VOCAB * sizeof(float));
+    const float *row = (const float *)(const void *)rows.data;
+    double sum = 0;
+    for (int i = 0; i < *n; i++, row += VOCAB) {
+        int token = i + 1 < *n ? (int)json_integer_value(json_array_get(out, (size_t)i)) : 1;
+        for (int k = 0; k < VOCAB; k++)
+            assert_true(row[k] <= row[token]);
+        sum += surprise(row, VOCAB, token);
+    }
+    so_buf_free(&rows);
+    free(text);
+    json_decref(o);
+    json_decref(source);
+    json_decref(in);
+    return sum;
+}
+
+/* The perplexity of a text given its source, from `bench ppl` and from `bench logits`. */
+static void test_ppl_and_logits(void **state) {
+    if (!here())
+        SO_SKIP("models/ende is not beside this program");
+    const fixture *f = *state;
+    int n;
+    double sum = read_logits(f, &n);
+    json_t *o = translate(f, "--temp 0 --no-spec");
+    const char *text = json_string_value(json_object_get(o, "text"));
+    char lines[600];
+    snprintf(lines, sizeof lines, "%s\t%s\n\n%s\t%s\r\n", SOURCE, text, SOURCE, text);
+    spill(f, "pairs.tsv", lines);
+    json_t *ppl = json_of(f, "sooth bench ppl -m ende -f pairs.tsv --json");
+    assert_int_equal(number_of(ppl, "tokens"), 2 * n);
+    assert_true(fabs(log(number_of(ppl, "ppl")) - sum / n) < 1e-6);
+    snprintf(lines, sizeof lines, "The vote is tomorrow.\t%s", text);
+    spill(f, "other.tsv", lines);
+    json_t *other = json_of(f, "sooth bench ppl -m ende -f other.tsv --json");
+    assert_true(number_of(other, "ppl") > 3 * number_of(ppl, "ppl"));
+    json_decref(o);
+    json_decref(ppl);
+    json_decref(other);
+}
+
+static void test_bad_texts(void **state) {
+    static const struct {
+        const char *text, *why;
+    } lines[] = {
+        {"Yes.\tJa.\nNo.\n", "t.tsv, line 2: must be SOURCE<tab>TEXT"},
+        {"Yes.\tJa.\tOui.\n", "line 1: must be SOURCE<tab>TEXT"},
+        {"Yes.\tJa.\n\n \tNein.\n", "line 3: the source is empty"},
+        {"Yes.\t\n", "line 1: the text is empty"},
+        {"\n\n", "has no lines"},
+        {"a b c d e f g h i\tJa.\n", "the source has 10 tokens, more than --ctx-size (8)"},
+        {"Yes.\ta b c d e f g h i\n", "the text has 10 tokens, more than --ctx-size (8)"},
+    };
+    static const struct {
+        const char *text, *why;
+    } ids[] = {
+        {"{\"tokens\": [0, 5]}", "must be {\"source\": [ID, ...], \"tokens\": [ID, ...]}"},
+        {"{\"source\": [], \"tokens\": [0]}", "must be {\"source\""},
+        {"{\"source\": [5, 1], \"tokens\": []}", "must be {\"source\""},
+        {"{\"source\": [16000], \"tokens\": [0]}", "source: token 0 is not an id"},
+        {"{\"source\": [1,1,1,1,1,1,1,1,1], \"tokens\": [0]}", "each at most --ctx-size (8)"},
+        {"{\"source\": [1], \"tokens\": [1,1,1,1,1,1,1,1,1]}", "each at most --ctx-size (8)"},
+    };
+    if (!here())
+        SO_SKIP("models/ende is not beside this program");
+    for (size_t i = 0; i < SO_LEN(lines); i++) {
+        spill(*state, "t.tsv", lines[i].text);
+        expect(*state, 1, lines[i].why, "sooth bench ppl -m ende -f t.tsv -c 8");
+    }
+    for (size_t i = 0; i < SO_LEN(ids); i++) {
+        spill(*state, "t.json", ids[i].text);
+        expect(*state, 1, ids[i].why, "sooth bench logits -m ende -f t.json -o t.bin -c 8");
+    }
+    spill(*state, "t.json", "{\"source\": [1], \"tokens\": [1]}");
+    expect(*state, 1, "\"source\" is for models with an encoder",
+           "sooth bench logits -m story -f t.json -o t.bin");
 }
 
 static void test_bench(void **state) {
@@ -187,10 +303,11 @@ static void test_bad_requests(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_translates), cmocka_unit_test(test_speculation_changes_nothing),
-        cmocka_unit_test(test_prove),      cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_bench),      cmocka_unit_test(test_measured),
-        cmocka_unit_test(test_trace),      cmocka_unit_test(test_bad_requests),
+        cmocka_unit_test(test_translates),   cmocka_unit_test(test_speculation_changes_nothing),
+        cmocka_unit_test(test_prove),        cmocka_unit_test(test_bench),
+        cmocka_unit_test(test_bench_prompt), cmocka_unit_test(test_ppl_and_logits),
+        cmocka_unit_test(test_bad_texts),    cmocka_unit_test(test_measured),
+        cmocka_unit_test(test_trace),        cmocka_unit_test(test_bad_requests),
     };
     return cmocka_run_group_tests_name("ende", tests, open_fixture, close_fixture);
 }

@@ -61,6 +61,12 @@ static void encoders_are_not_read(void **state) {
     assert_int_equal((int64_t)w.n_bytes, weights + DEC * 12 * 2 * D_Q * 4 + VOCAB * 4);
     size_t source = so_model_source_bytes(r.m);
     assert_int_equal((int64_t)(so_model_weight_bytes(r.m) - source), weights);
+    /* 5 tokens of a source: two layers of the encoder, all positions seeing all, and keys and values */
+    enum { N = 5, ENC = 2 };
+    so_work s = so_model_source_work(r.m, N);
+    int64_t own = D * 4 * D_Q + 2 * D * FF;
+    assert_int_equal((int64_t)s.n_bytes, source);
+    assert_int_equal((int64_t)s.n_macs, ENC * (N * own + 2 * N * N * D_Q) + DEC * N * 2 * D * D_Q);
     so_rig_close(&r);
 }
 
