@@ -8,8 +8,8 @@
  * For each draft (-md, or several in --spec 'model(A);model(B)'), alpha of ALPHAS (--alpha: this one) and gamma
  * from 1 to --draft-max (8):
  *
- *   1. Random tokens are the prompt, --ctx-size of them (256). The plain continuation is computed
- *      once; it is what the oracle knows.
+ *   1. Random tokens are the prompt, --ctx-size of them (256); encoder-decoder models read them as a
+ *      source. The plain continuation is computed once; it is what the oracle knows.
  *   2. Two engines over the same weights, plain and speculative, generate --predict tokens (192)
  *      greedily. The engine with fewer tokens makes the next step. The first rounds are not timed:
  *      the draft processes the prompt there, and a GPU records its graphs.
@@ -199,11 +199,14 @@ static int clock_open(bench *g, const so_model *m, int most, clocked *c) {
     so_teacher_opts o = {.n_pages = so_kv_pages_for(g->p.n_cached + widest) + 2,
                          .max_rows = SO_MAX((int)FEED_ROWS, widest),
                          .max_logits = widest,
-                         .kv_dtype = g->eo.kv_dtype};
+                         .kv_dtype = g->eo.kv_dtype,
+                         .max_source = g->p.has_source ? g->p.n_before : 0};
     for (int k = 0; k <= most; k++)
         c->width[k].ms = SO_NEW_N(double, n);
     c->levels.ms = SO_NEW_N(double, n);
     int rc = so_teacher_open(&c->t, m, &o, &g->err);
+    if (rc == SO_OK)
+        rc = so_teacher_read(&c->t, c->t.seq, g->prompt, g->p.n_before, &g->err);
     for (int at = 0, k; at < g->p.n_cached && rc == SO_OK; at += k) {
         k = SO_MIN(g->p.n_cached - at, g->p.n_before);
         rc = so_teacher_feed(&c->t, c->t.seq, g->prompt, k, 0, &g->err);
@@ -455,6 +458,13 @@ static so_kv_shape kv_shape(const so_model *m, so_dtype dtype) {
                          .dtype = dtype};
 }
 
+/* Bytes of one more token of text, and of one more token of a source. */
+static double token_bytes(const so_model *m, so_dtype dtype) {
+    so_kv_shape text = kv_shape(m, dtype);
+    double source = (double)so_sources_bytes(so_model_hparams(m), SO_KV_PAGE, 1, dtype);
+    return (double)so_kv_bytes_per_token(&text) + source / SO_KV_PAGE;
+}
+
 /* Bytes in use on the target's device, by other programs, too; 0: not known. */
 static double used_bytes(const bench *g) {
     so_backend *b = g->b.backend;
@@ -467,12 +477,10 @@ static double used_bytes(const bench *g) {
 
 static void take_memory(bench *g) {
     so_pair *p = &g->p;
-    so_kv_shape t = kv_shape(g->b.model, g->eo.kv_dtype);
-    so_kv_shape d = kv_shape(g->draft.model, g->eo.kv_dtype);
     p->weights = (double)so_model_weight_bytes(g->b.model);
     p->draft_weights = (double)so_model_weight_bytes(g->draft.model);
-    p->kv_token = (double)so_kv_bytes_per_token(&t);
-    p->draft_kv_token = (double)so_kv_bytes_per_token(&d);
+    p->kv_token = token_bytes(g->b.model, g->eo.kv_dtype);
+    p->draft_kv_token = token_bytes(g->draft.model, g->eo.kv_dtype);
     p->device_used = used_bytes(g);
     /* Two engines and the timed sequence; a cache of the draft for each alpha and that sequence. */
     double len = (double)so_kv_pages_for(g->eo.n_ctx) * SO_KV_PAGE;
@@ -498,8 +506,10 @@ static int open_target(bench *g) {
         return status;
     so_pair *p = &g->p;
     p->target = so_args_str(g->a, SO_OPT_MODEL, "");
-    p->n_cached = p->n_before + p->n_predict / 2;
-    g->eo.n_ctx = p->n_before + g->n_all + 1;
+    p->has_source = so_model_hparams(g->b.model)->n_enc_layers > 0;
+    int n_before = p->has_source ? 1 : p->n_before; /* in the cache; 1: the start token */
+    p->n_cached = n_before + p->n_predict / 2;
+    g->eo.n_ctx = SO_MAX(p->n_before, n_before + g->n_all + 1);
     g->eo.n_parallel = 1;
     g->eo.n_pages = 0;
     g->eo.prefix_cache = true; /* the prompt is not timed */

@@ -24,7 +24,8 @@ typedef struct so_pair {
     int n_alphas;
     bool is_ahead; /* drafting ahead is measured, too, with one alpha */
     double hit_rate;
-    int fan, wait; /* outcomes; guesses that are waited for, 0: all */
+    int fan, wait;   /* outcomes; guesses that are waited for, 0: all */
+    bool has_source; /* encoder-decoder models: the prompt is a source, and has its own cache */
     int n_before, n_predict, n_repeats, max_gamma;
     int n_cached;                            /* tokens in the cache when passes were timed */
     double t_ms[SO_PAIR_MAX_GAMMA + 2];      /* [n] a pass over n rows, n ≥ 1 */
@@ -39,7 +40,7 @@ typedef struct so_pair {
     int n_different; /* texts that were not those of plain decoding */
     /* Memory in bytes. */
     double weights, draft_weights;
-    double kv_token, draft_kv_token; /* one position in the cache */
+    double kv_token, draft_kv_token; /* one position in the cache, and one of a source */
     double device_used;              /* on the device, by everything in this run; 0: not known */
     double own_caches;               /* of device_used: the caches of this run */
 } so_pair;

@@ -183,10 +183,11 @@ static void print_host(const so_pair *p) {
 
 static void print_memory(const so_pair *p) {
     const double gb = 1e-9, tokens = (double)SEQUENCES * SEQUENCE_TOKENS;
-    printf("Memory, GB: weights %.2f + %.2f (draft); cache of %d sequences of %d tokens %.2f + "
+    printf("Memory, GB: weights %.2f + %.2f (draft); cache of %d sequences of %d tokens%s %.2f + "
            "%.2f; together %.2f.\n",
            gb * p->weights, gb * p->draft_weights, SEQUENCES, SEQUENCE_TOKENS,
-           gb * tokens * p->kv_token, gb * tokens * p->draft_kv_token,
+           p->has_source ? " and sources of as many" : "", gb * tokens * p->kv_token,
+           gb * tokens * p->draft_kv_token,
            gb * (p->weights + p->draft_weights + tokens * (p->kv_token + p->draft_kv_token)));
     if (p->device_used > 0)
         printf("In use on the device in this run: %.2f; without weights and caches %.2f.\n",
@@ -288,9 +289,10 @@ static json_t *ahead_json(so_pair *p) {
 }
 
 void so_pair_print(so_pair *p, const char *device) {
-    printf("Target %s, draft %s, %s.\n%d tokens after %d, %d repeats. The draft model is run for "
+    printf("Target %s, draft %s, %s.\n%d tokens after %s%d, %d repeats. The draft model is run for "
            "every guess; whether a guess is right is simulated.\n\n",
-           p->target, p->draft, device, p->n_predict, p->n_before, p->n_repeats);
+           p->target, p->draft, device, p->n_predict, p->has_source ? "a source of " : "",
+           p->n_before, p->n_repeats);
     print_passes(p);
     print_grid(p);
     if (p->is_ahead)

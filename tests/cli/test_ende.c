@@ -204,6 +204,24 @@ static void test_bad_texts(void **state) {
            "sooth bench logits -m story -f t.json -o t.bin");
 }
 
+static void test_bench_pair(void **state) {
+    if (!here())
+        SO_SKIP("models/ende is not beside this program");
+    json_t *o = json_of(*state, "sooth bench pair -m ende -md ende -c 12 -n 8 --draft-max 2 "
+                                "--repeats 1 --json");
+    assert_true(json_is_true(json_object_get(o, "identical")));
+    assert_int_equal(json_array_size(json_object_get(o, "cells")), 4 * 2);
+    assert_int_equal(number_of(o, "passes_after"), 1 + 8 / 2); /* the source is not among them */
+    /* keys and values of 7 layers with 6 heads of 64, F16: of the text, and of the source */
+    const json_t *memory = json_object_get(o, "memory");
+    assert_int_equal(number_of(memory, "kv_bytes"), 8.0 * 4096 * 2 * 7 * 2 * 6 * 64 * 2);
+    json_decref(o);
+    expect(*state, 1, "use a draft model of the target's own family",
+           "sooth bench pair -m ende -md story -c 12 -n 8");
+    expect(*state, 2, "ende has a context of 512 tokens, and 656 are needed",
+           "sooth bench pair -m ende -md ende -n 600");
+}
+
 static void test_bench(void **state) {
     if (!here())
         SO_SKIP("models/ende is not beside this program");
@@ -306,8 +324,9 @@ int main(void) {
         cmocka_unit_test(test_translates),   cmocka_unit_test(test_speculation_changes_nothing),
         cmocka_unit_test(test_prove),        cmocka_unit_test(test_bench),
         cmocka_unit_test(test_bench_prompt), cmocka_unit_test(test_ppl_and_logits),
-        cmocka_unit_test(test_bad_texts),    cmocka_unit_test(test_measured),
-        cmocka_unit_test(test_trace),        cmocka_unit_test(test_bad_requests),
+        cmocka_unit_test(test_bad_texts),    cmocka_unit_test(test_bench_pair),
+        cmocka_unit_test(test_measured),     cmocka_unit_test(test_trace),
+        cmocka_unit_test(test_bad_requests),
     };
     return cmocka_run_group_tests_name("ende", tests, open_fixture, close_fixture);
 }
