@@ -134,7 +134,7 @@ typedef struct so_draft_job {
     /* Results besides the tree. */
     int n_levels;     /* levels drafted for this job */
     int n_level_rows; /* of trees: rows computed in these levels; 0: one per level */
-    int n_catch_up;   /* tokens of catch-up before the first level */
+    int n_catch_up;   /* tokens of catch-up before the first level, of a source, too */
     int n_passes;     /* of a draft model, in which this job had rows */
     /* A row that was computed but not worth a guess: its depth (0: none) and its confidence. */
     int refused_depth;

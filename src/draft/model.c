@@ -214,13 +214,14 @@ bool so_model_begin_chain(so_model_drafter *md, so_draft_job *job, so_model_chai
     so_model_request *s = job->state;
     int limit = SO_MIN(SO_MIN(job->max_depth, job->max_nodes), md->o.max_draft);
     limit = SO_MIN(limit, md->n_ctx - job->n_tokens + 1); /* the last guess is never fed */
+    bool had_source = so_seq_get_source(s->seq) != NULL;
     if (limit < 1 || tree_is_full(job) || !so_model_knows(md, s, job->tokens, job->n_tokens))
         return false;
     so_model_tree_settle(s, job);
     so_model_sync_text(s, job->tokens, job->n_tokens);
     *c = (so_model_chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens};
     c->path = job->terms ? (double)job->terms->start_value : 1;
-    job->n_catch_up = c->n_text - so_seq_len(s->seq) - 1;
+    job->n_catch_up = c->n_text - so_seq_len(s->seq) - 1 + (had_source ? 0 : s->n_source);
     return true;
 }
 

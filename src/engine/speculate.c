@@ -146,8 +146,11 @@ int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err) {
     bool has_number = o->verify == SO_VERIFY_LENIENT || o->verify == SO_VERIFY_TYPICAL;
     s->lenience = has_number ? o->lenience : 1;
     s->n_observed = r->n_prompt;
-    s->plan = so_plan_request_create(
-        set->plan, &(so_plan_request_opts){mode_of(r, o->verify), o->verify, o->length});
+    s->plan =
+        so_plan_request_create(set->plan, &(so_plan_request_opts){.mode = mode_of(r, o->verify),
+                                                                  .verify = o->verify,
+                                                                  .length = o->length,
+                                                                  .n_source = r->n_source});
     if (s->verify == SO_VERIFY_LENIENT && s->lenience < 1)
         r->greedy = false; /* lenient verification reads the logits */
     return SO_OK;

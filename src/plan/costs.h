@@ -2,7 +2,7 @@
  *
  *   pass      t(n), the target's pass over n rows (curve.h)
  *   level     one level of a drafter with a cost, by the number of chains that share it
- *   catch-up  one token of text that such a drafter has not seen
+ *   catch-up  one token of text, or of a source, that such a drafter has not seen
  *   after     how much slower the target's pass is after a draft, whose weights displace the
  *             target's in the CPU caches
  *   draw      the host's time to sample one token from a row

@@ -149,10 +149,11 @@ static double reach_of(const so_plan_request *r, int leaf, int *rank) {
     return r->tree->n_proposals > 0 ? left * novelty(r->set, leaf) : left;
 }
 
-/* The time of the drafter's catch-up. */
+/* The time of the drafter's catch-up; a source is part of the first one. */
 static double catch_up_ms(const so_planner *p, const so_plan_query *query, int leaf) {
     const so_draft_cost *cost = query->r->set->costs[leaf];
-    int unread = query->n_tokens - 1 - query->r->n_prefilled[leaf];
+    int read = query->r->n_prefilled[leaf], unread = query->n_tokens - 1 - read;
+    unread += read == 0 ? query->r->o.n_source : 0;
     return cost ? so_costs_catch_up(&p->costs, cost) * SO_MAX(unread, 0) : 0;
 }
 

@@ -121,7 +121,8 @@ void so_plan_set_free(so_plan_set *s);
 typedef struct so_plan_request_opts {
     so_plan_mode mode;
     so_verify_mode verify;
-    int length; /* > 0: drafts of this fixed length, without planning */
+    int length;   /* > 0: drafts of this fixed length, without planning */
+    int n_source; /* tokens of a source, which draft models read before their first draft */
 } so_plan_request_opts;
 so_plan_request *so_plan_request_create(so_plan_set *s, const so_plan_request_opts *o);
 void so_plan_request_free(so_plan_request *r); /* NULL is fine */

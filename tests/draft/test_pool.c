@@ -297,13 +297,54 @@ static void test_recorded(void **state) {
     so_rig_close(&r);
 }
 
+/* What an encoder reads is catch-up, once for each request. */
+static void sources_are_catch_up(void **state) {
+    (void)state;
+    enum { N_SOURCE = 9 };
+    static fixture f;
+    so_err err = {0};
+    so_rig_open(&f.r, so_test_data("golden/models/t5_v11"),
+                &(so_rig_opts){.level = so_cpu_best_level(), .max_rows = 1, .n_pages = 1});
+    so_model_drafter_opts o = {.n_vocab = f.r.n_vocab,
+                               .n_ctx = 2 * N_TEXT,
+                               .n_parallel = 1,
+                               .n_batch = 64,
+                               .max_draft = DEPTH,
+                               .encoder = true,
+                               .temp = -1};
+    int32_t source[N_SOURCE] = {5, 6, 7, 8, 9, 10, 11, 12, 1};
+    so_draft_text text = {.prompt = f.texts[0],
+                          .n_prompt = 1,
+                          .source = source,
+                          .n_source = N_SOURCE,
+                          .max_tokens = 2 * N_TEXT};
+    SO_OK_OR_FAIL(so_model_drafter_create(f.r.m, &o, NULL, &f.d, &err), err);
+    SO_OK_OR_FAIL(f.d->vt->open(f.d, &text, &f.states[0], &err), err);
+    so_tree_init(&f.trees[0], f.r.n_vocab, 0);
+    for (int n = 2; n < 5; n++) {
+        so_tree_reset(&f.trees[0], f.texts[0][n - 1], n - 1);
+        so_draft_job job = {.state = f.states[0],
+                            .tokens = f.texts[0],
+                            .n_tokens = n,
+                            .n_prompt = 1,
+                            .tree = &f.trees[0],
+                            .max_nodes = 1,
+                            .max_depth = 1};
+        SO_OK_OR_FAIL(f.d->vt->propose(f.d, &job, 1, &err), err);
+        assert_int_equal(job.n_levels, 1);
+        assert_int_equal(job.n_catch_up, n == 2 ? 1 + N_SOURCE : 0);
+    }
+    f.d->vt->close(f.d, f.states[0]);
+    so_tree_deinit(&f.trees[0]);
+    so_drafter_free(f.d);
+    so_rig_close(&f.r);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_shortage),
-                                       cmocka_unit_test(test_shortage_of_slots),
-                                       cmocka_unit_test(test_prefixes),
-                                       cmocka_unit_test(test_full_trees),
-                                       cmocka_unit_test(test_merged_models),
-                                       cmocka_unit_test(test_recorded),
-                                       cmocka_unit_test(test_fewer_ids_than_the_target)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shortage),        cmocka_unit_test(test_shortage_of_slots),
+        cmocka_unit_test(test_prefixes),        cmocka_unit_test(test_full_trees),
+        cmocka_unit_test(test_merged_models),   cmocka_unit_test(test_recorded),
+        cmocka_unit_test(sources_are_catch_up), cmocka_unit_test(test_fewer_ids_than_the_target)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
