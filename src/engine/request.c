@@ -47,8 +47,8 @@ static int check_source(const so_engine *e, const so_request_opts *o, so_err *er
                               i, o->prompt[i], n_vocab - 1);
     if (o->score_prompt && o->n_logprobs > 0)
         return so_err_set(err, SO_EUNSUPPORTED,
-                          "logprobs of the prompt: an encoder-decoder model gives none to its "
-                          "source text");
+                          "--logprobs for the prompt: an encoder-decoder model gives none to its "
+                          "source text; ask for those of the answer alone");
     return SO_OK;
 }
 

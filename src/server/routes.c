@@ -40,6 +40,9 @@ static bool check_prompt_len(const so_serving *sv, const so_tokens *p, const cha
     if (p->len == 0)
         return so_api_fail(e, 400, "invalid_prompt", field,
                            "'%s' is empty: the model needs at least one token", field);
+    if (source && p->len == 1 && p->ids[0] == so_tokenizer_eos(sv->b->tok))
+        return so_api_fail(e, 400, "invalid_prompt", field,
+                           "'%s' is empty: the encoder needs a text before the end token", field);
     if (source && p->len > (size_t)sv->eo.n_ctx)
         return so_api_fail(e, 400, "context_length_exceeded", field,
                            "'%s' has %zu tokens, but the encoder reads at most %d: shorten it, or "

@@ -2,6 +2,7 @@
 """An encoder-decoder model behind the API: the translator that comes with the program. Its prompt is the source, which the context of the
 answer does not hold; what does not fit is refused in the API's words, and service goes on."""
 import os
+import time
 
 import rig
 
@@ -48,9 +49,10 @@ def bad_sources():
     refused({**BASE, "prompt": "the house " * 100}, "prompt", "shorten it")
     refused({**BASE, "prompt": []}, "prompt")
     for empty in ("", " ", [1]):  # nothing but the end token
-        refused({**BASE, "prompt": empty}, None, "source text is empty")
+        refused({**BASE, "prompt": empty}, "prompt", "'prompt' is empty: the encoder needs a text")
+    refused({**BASE, "prompt": [SOURCE, ""]}, "prompt[1]", "is empty")
     refused({**BASE, "prompt": [99999]}, "prompt", "99999", "vocabulary")
-    refused({**BASE, "echo": True, "logprobs": 1, "max_tokens": 0}, None, "source text")
+    refused({**BASE, "echo": True, "logprobs": 1, "max_tokens": 0}, "logprobs", "'logprobs' for the prompt", "source text")
     refused({"messages": [{"role": "user", "content": "hi"}]}, None, "no chat template", "/v1/completions", path=CHAT)
 
 
@@ -64,6 +66,45 @@ def beams():
     assert o["choices"][0]["text"], o
 
 
+def streamed(body):
+    """Texts and ends of all choices of a stream."""
+    texts, ends = {}, {}
+    for event in S.stream(TEXT, body):
+        for c in event["choices"]:
+            texts[c["index"]] = texts.get(c["index"], "") + c["text"]
+            ends[c["index"]] = c["finish_reason"] or ends.get(c["index"])
+    return [(texts[i], ends[i]) for i in sorted(texts)]
+
+
+def streams_are_whole_answers():
+    """Beams, several of the best, stop strings, sampled choices: streamed or not, guessed or not."""
+    search = {**BASE, "use_beam_search": True, "best_of": 3, "n": 2}
+    for body in (search, {**search, "stop": ["."]}, {**search, "stop": ["e"]}, {**search, "prompt": [SOURCE, "Yes."]},
+                 {**BASE, "temperature": 1, "seed": 3, "n": 3}):
+        plain = S.ok(TEXT, {**body, "speculative": False})
+        want = [(c["text"], c["finish_reason"]) for c in plain["choices"]]
+        for more in ({}, {"speculative": {"drafter": "model", "length": 3}}):
+            whole = S.ok(TEXT, {**body, **more})
+            assert [(c["text"], c["finish_reason"]) for c in whole["choices"]] == want, (body, more)
+            assert [c.get("score") for c in whole["choices"]] == [c.get("score") for c in plain["choices"]], (body, more)
+            assert streamed({**body, **more}) == want, (body, more)
+
+
+def cancelled_while_reading():
+    """Clients that go away while the encoder reads their source, or soon after; others get their answers, and no page is lost."""
+    want = S.ok(TEXT, BASE)["choices"][0]["text"]
+    for i in range(30):
+        body = {**BASE, "prompt": [100 + (7 * i + k) % 900 for k in range(CTX)], "stream": i % 2 == 0}
+        if i % 3 == 0:
+            body.update(use_beam_search=True, best_of=3, max_tokens=20)
+        with S.raw(rig.http_bytes(TEXT, body)):
+            time.sleep(0.001 * (i % 7))
+        if i % 10 == 0:
+            assert S.ok(TEXT, BASE)["choices"][0]["text"] == want
+    assert S.ok(TEXT, BASE)["choices"][0]["text"] == want
+    rig.eventually(lambda: S.metrics()["sooth_kv_pages_used"] == 0, what="all pages are free")
+
+
 def same_source_together():
     o = S.ok(TEXT, {**BASE, "prompt": [SOURCE, "The house is big.", SOURCE]})
     texts = [c["text"] for c in o["choices"]]
@@ -74,4 +115,5 @@ if not os.path.exists(MODEL):
     print("1..1\nskip: models/ende is not here\nok 1 # SKIP all")
     raise SystemExit(0)
 with rig.Server("--ctx-size", str(CTX), "--kv-pages", str(PAGES), "--parallel", "2", model=MODEL) as S:
-    rig.main([translates, prompts_leave_the_context_to_the_answer, bad_sources, beams, same_source_together])
+    rig.main([translates, prompts_leave_the_context_to_the_answer, bad_sources, beams, streams_are_whole_answers,
+              cancelled_while_reading, same_source_together])
