@@ -301,6 +301,21 @@ static double usual_ms(const so_backend *b, unsigned n_unusual, double ms) {
     return b && b->n_unusual != n_unusual ? -1 : ms;
 }
 
+/* Removes the guesses after an end token. The answer ends there, so they are never tested: whether a
+ * test takes place does not depend on them, and sampled guesses may be removed, too. */
+static void drop_after_ends(so_request *r) {
+    so_tree *t = r->tree;
+    bool keep[SO_TREE_MAX] = {true};
+    int n_kept = 1;
+    for (int i = 1; i < t->n_nodes; i++) {
+        int parent = t->nodes[i].parent;
+        keep[i] = keep[parent] && (parent == 0 || !so_restrict_ends(r, t->nodes[parent].token));
+        n_kept += keep[i];
+    }
+    if (n_kept < t->n_nodes)
+        so_tree_prune(t, keep);
+}
+
 /* Offers the first n requests of the set to one drafter. n_left drafters, this one included, add to
  * the same trees. */
 static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_left) {
@@ -337,6 +352,8 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
     ms = usual_ms(d->backend, n_unusual, ms);
     e->spec->unusual |= ms < 0;
     so_plan_observe_draft(planner, stage, set->asks, set->jobs, n_jobs, ms);
+    for (int i = 0; i < n && rc == SO_OK; i++)
+        drop_after_ends(set->requests[i]);
     if (rc == SO_OK)
         return;
     report_failure(set, &err);

@@ -299,6 +299,41 @@ static void test_trace(void **state) {
     json_decref(spec);
 }
 
+/* Nothing is computed after a guess that ends the text: this draft is sure of what follows, and it
+ * would be a long pass in vain at the end of every sentence. */
+static void test_no_guesses_after_the_end(void **state) {
+    static const char *const options[] = {"--temp 0", "--temp 1 --seed 2",
+                                          "--temp 1 --seed 2 --verify reject"};
+    if (!here())
+        SO_SKIP("models/ende is not beside this program");
+    for (size_t i = 0; i < SO_LEN(options); i++) {
+        so_buf trace = {0};
+        int n_ends = 0;
+        char line[300];
+        snprintf(line, sizeof line, "%s --spec model --spec-length 12 --trace ends.jsonl",
+                 options[i]);
+        json_decref(translate(*state, line));
+        slurp(*state, "ends.jsonl", &trace);
+        char *save, *text = so_strdup(text_of(&trace));
+        for (char *at = strtok_r(text, "\n", &save); at; at = strtok_r(NULL, "\n", &save)) {
+            json_t *o = json_loads(at, 0, NULL);
+            const json_t *tree = json_object_get(o, "tree"), *node;
+            size_t k;
+            json_array_foreach(tree, k, node) {
+                int parent = (int)json_integer_value(json_object_get(node, "parent"));
+                n_ends += json_integer_value(json_object_get(node, "token")) == 1;
+                const json_t *before = json_array_get(tree, (size_t)SO_MAX(parent, 0));
+                assert_false(parent >= 0 &&
+                             json_integer_value(json_object_get(before, "token")) == 1);
+            }
+            json_decref(o);
+        }
+        assert_true(n_ends > 0);
+        free(text);
+        so_buf_free(&trace);
+    }
+}
+
 /* What does not fit a translation is refused with its remedy. */
 static void test_bad_requests(void **state) {
     static const struct {
@@ -321,11 +356,17 @@ static void test_bad_requests(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_translates),   cmocka_unit_test(test_speculation_changes_nothing),
-        cmocka_unit_test(test_prove),        cmocka_unit_test(test_bench),
-        cmocka_unit_test(test_bench_prompt), cmocka_unit_test(test_ppl_and_logits),
-        cmocka_unit_test(test_bad_texts),    cmocka_unit_test(test_bench_pair),
-        cmocka_unit_test(test_measured),     cmocka_unit_test(test_trace),
+        cmocka_unit_test(test_translates),
+        cmocka_unit_test(test_speculation_changes_nothing),
+        cmocka_unit_test(test_prove),
+        cmocka_unit_test(test_bench),
+        cmocka_unit_test(test_bench_prompt),
+        cmocka_unit_test(test_ppl_and_logits),
+        cmocka_unit_test(test_bad_texts),
+        cmocka_unit_test(test_bench_pair),
+        cmocka_unit_test(test_measured),
+        cmocka_unit_test(test_trace),
+        cmocka_unit_test(test_no_guesses_after_the_end),
         cmocka_unit_test(test_bad_requests),
     };
     return cmocka_run_group_tests_name("ende", tests, open_fixture, close_fixture);

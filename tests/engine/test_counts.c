@@ -127,8 +127,8 @@ typedef struct trace {
 /* Positions of the text are counted from 0; the token at 10 is the end. "|" separates guesses from
  * the target's token, × is a wrong guess. K is the fixed length. */
 static const trace TRACES[] = {
-    /* 0 1 ×|2 → 3 tokens; no guesses → 1; 4 5 6 7|8 → 5; 9 END 11 12|13: 9 is the last of the
-     * text */
+    /* 0 1 ×|2 → 3 tokens; no guesses → 1; 4 5 6 7|8 → 5; 9 END: 9 is the last of the text, and the
+     * guesses 11 12 after the end are dropped before the pass */
     {"an end token between accepted guesses",
      AT_TOKEN,
      20,
@@ -137,7 +137,7 @@ static const trace TRACES[] = {
      .want_rounds = 4,
      .drafts = 3,
      .asked = 4,
-     .drafted = 3 + 0 + 4 + 4,
+     .drafted = 3 + 0 + 4 + 2,
      .tested = 3 + 0 + 4 + 2,
      .accepted = 2 + 0 + 4 + 2,
      .predicted = 10,
@@ -175,8 +175,7 @@ static const trace TRACES[] = {
      .tokens_per_pass = 11.0 / 4,
      .round_rate = 0.5,
      .per_depth = {{3, 3}, {3, 3}, {2, 1}, {1, 1}}},
-    /* 0 1 2 3|4; 5 6 7 8|9; END × ×: the wrong guesses are after the end and not counted as
-     * tested */
+    /* 0 1 2 3|4; 5 6 7 8|9; END: the wrong guesses × × after the end are dropped before the pass */
     {"wrong guesses after the end token",
      AT_TOKEN,
      20,
@@ -185,7 +184,7 @@ static const trace TRACES[] = {
      .want_rounds = 3,
      .drafts = 3,
      .asked = 3,
-     .drafted = 11,
+     .drafted = 9,
      .tested = 9,
      .accepted = 9,
      .predicted = 10,
@@ -296,7 +295,7 @@ static const trace TRACES[] = {
      .round_rate = (0 + 0.5) / 2,
      .per_depth = {{1, 1}, {1, 0}}},
     /* At each depth a wrong sibling is verified first. 0 1|2: 4 nodes, 4 tests. 3 … 6|7: 8 nodes, 8
-     * tests. 8 9 END 11: 8 nodes; only the tests at depths 1 to 3 count. */
+     * tests. 8 9 END 11: 6 nodes, those at depths 1 to 3. */
     {"a tree",
      AT_TOKEN,
      20,
@@ -306,7 +305,7 @@ static const trace TRACES[] = {
      .want_rounds = 3,
      .drafts = 3,
      .asked = 3,
-     .drafted = 4 + 8 + 8,
+     .drafted = 4 + 8 + 6,
      .tested = 4 + 8 + 6,
      .accepted = 2 + 4 + 3,
      .predicted = 10,
