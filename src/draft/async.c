@@ -523,6 +523,7 @@ static void release_core(so_async_core *c) {
         return;
     seal_all(c);
     pthread_mutex_lock(&h->lock);
+    pthread_cond_broadcast(&h->idle); /* to the async thread, if it waits for the drafters */
     while (take_batch(c) < 0 || c->batches[0].status != c->batches[1].status)
         pthread_cond_wait(&h->idle, &h->lock); /* until the async thread has given back its batch */
     so_async_core **at = &h->cores;

@@ -80,14 +80,18 @@ static void hold(so_async_host *h) {
     pthread_mutex_unlock(&h->lock);
 }
 
+/* The engine may wait for the end of a sealed batch while it has the drafters itself (release_core in
+ * async.c), so the wait ends when the batch is sealed. */
 static bool hold_unless_sealed(so_async_host *h, const so_async_batch *b) {
     if (atomic_load(&b->sealed))
         return false;
-    hold(h);
-    if (!atomic_load(&b->sealed))
-        return true;
-    so_async_let_go(h);
-    return false;
+    pthread_mutex_lock(&h->lock);
+    while ((h->busy || h->n_waiting > 0) && !atomic_load(&b->sealed))
+        pthread_cond_wait(&h->idle, &h->lock);
+    bool held = !atomic_load(&b->sealed);
+    h->busy |= held;
+    pthread_mutex_unlock(&h->lock);
+    return held;
 }
 
 static void close_state(so_async_state *s) {

@@ -51,13 +51,6 @@ so_drafters *so_drafters_create(so_engine *e, so_planner *planner) {
     return d;
 }
 
-static bool is_async(const so_draft_set *s) {
-    bool any = false;
-    for (int i = 0; i < s->n_leaves; i++)
-        any |= s->leaves[i]->asynchronous;
-    return any;
-}
-
 so_async_counts so_drafters_async(const so_drafters *d) {
     so_async_counts sum = {0};
     if (d->host)
@@ -79,15 +72,12 @@ void so_drafters_unlock(so_drafters *d) {
         so_async_unlock(d->host);
 }
 
-/* An async drafter locks by itself. */
+/* Drafters free what they have on their backend, which the async thread may be using for another set. */
 static void free_set(so_drafters *d, so_spec_set *set) {
-    bool lock = !is_async(&set->drafters);
     so_plan_set_free(set->plan);
-    if (lock)
-        so_drafters_lock(d);
+    so_drafters_lock(d);
     so_draft_set_deinit(&set->drafters);
-    if (lock)
-        so_drafters_unlock(d);
+    so_drafters_unlock(d);
     free(set->text);
     free(set->requests);
     free(set->asks);

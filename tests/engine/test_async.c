@@ -113,6 +113,39 @@ static void specs_share_a_backend(void **state) {
     }
 }
 
+/* Sets with a draft model of their own are freed while the async thread drafts for another set on the same
+ * backend: there are more specs than an engine keeps. */
+static void sets_are_freed_while_another_drafts(void **state) {
+    pause p = {.seed = 9, .max_ms = 0.1};
+    so_engine *e = open_engine(NULL, &p, 3);
+    so_request *other = NULL;
+    so_err err = {0};
+    int n_hits = 0;
+    (void)state;
+    for (int i = 0; i < 120; i++) {
+        char spec[64];
+        snprintf(spec, sizeof spec, "async(%s,fan=%d),model(%s)", i % 2 ? "ngram" : "model",
+                 1 + i / 2 % 64, i % 4 < 2 ? "ngram" : "lookup");
+        if (!other)
+            other = so_case_submit(e, &cases[i % SO_CASES],
+                                   &(so_spec_opts){.drafter = "async(model)", .length = 3});
+        so_request *r =
+            so_case_submit(e, &cases[0], &(so_spec_opts){.drafter = spec, .length = 1 + i % 3});
+        for (int step = 0; step < 4; step++)
+            so_engine_step(e, &err);
+        so_request_free(r);
+        if (so_request_finish(other) != SO_FINISH_NONE) {
+            n_hits += so_request_get_stats(other)->async.hits;
+            so_request_free(other);
+            other = NULL;
+        }
+    }
+    so_case_run(e);
+    so_request_free(other);
+    so_engine_free(e);
+    assert_true(n_hits > 0);
+}
+
 /* Delays from nothing to ten times the length of a step, and every other fault. */
 static void faults_change_no_token(void **state) {
     static const char *const specs[] = {"async(model)", "async(model,wait=1)",
@@ -284,6 +317,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_spec_gives_the_plain_text),
         cmocka_unit_test(specs_share_a_backend),
+        cmocka_unit_test(sets_are_freed_while_another_drafts),
         cmocka_unit_test(faults_change_no_token),
         cmocka_unit_test(a_worker_that_stops_holds_nobody_up),
         cmocka_unit_test(requests_may_end_at_any_time),
