@@ -22,6 +22,7 @@ int so_zmq_load(so_zmq *out, so_err *err) {
         {"zmq_getsockopt", (void **)&z.getsockopt},
         {"zmq_bind", (void **)&z.bind},
         {"zmq_connect", (void **)&z.connect},
+        {"zmq_disconnect", (void **)&z.disconnect},
         {"zmq_send", (void **)&z.send},
         {"zmq_recv", (void **)&z.recv},
         {"zmq_poll", (void **)&z.poll},

@@ -67,6 +67,7 @@ typedef struct so_zmq {
     int (*getsockopt)(void *socket, int option, void *value, size_t *len);
     int (*bind)(void *socket, const char *address);
     int (*connect)(void *socket, const char *address);
+    int (*disconnect)(void *socket, const char *address);
     int (*send)(void *socket, const void *p, size_t len, int flags);
     int (*recv)(void *socket, void *p, size_t len, int flags); /* the length before truncation */
     int (*poll)(so_zmq_pollitem *items, int n, long timeout_ms);

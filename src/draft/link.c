@@ -20,13 +20,7 @@
 #define ZAP_ADDRESS "inproc://zeromq.zap.01"
 enum { MAX_KEY_FILE = 256 };
 enum { QUEUE = 64 }; /* messages of one peer; more wait in the kernel's buffers, or are not sent */
-enum {
-    RECONNECT_MS = 20,
-    RECONNECT_MAX_MS = 2000,
-    GOODBYE_MS = 100,
-    HEARTBEAT_MS = 1000,
-    SILENCE_MS = 3000
-};
+enum { RECONNECT_MS = 20, GOODBYE_MS = 100, HEARTBEAT_MS = 1000, SILENCE_MS = 3000 };
 
 /* --- keys --- */
 
@@ -244,7 +238,7 @@ int so_link_connect(const so_zmq *z, void *ctx, const char *address, const so_li
     set_int(z, *out, SO_ZMQ_LINGER, GOODBYE_MS);
     set_int(z, *out, SO_ZMQ_IMMEDIATE, 1); /* without a connection nothing is queued */
     set_int(z, *out, SO_ZMQ_RECONNECT_IVL, RECONNECT_MS);
-    set_int(z, *out, SO_ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS);
+    set_int(z, *out, SO_ZMQ_RECONNECT_IVL_MAX, SO_LINK_RECONNECT_MS);
     if (key->set) {
         z->setsockopt(*out, SO_ZMQ_CURVE_SERVERKEY, key->public, SO_ZMQ_KEY);
         z->setsockopt(*out, SO_ZMQ_CURVE_PUBLICKEY, key->public, SO_ZMQ_KEY);
@@ -257,6 +251,13 @@ int so_link_connect(const so_zmq *z, void *ctx, const char *address, const so_li
         return fail_socket(z, out, "cannot connect to", address, err);
     }
     return SO_OK;
+}
+
+void so_link_reconnect(const so_zmq *z, void *socket, const char *address) {
+    z->disconnect(socket, address);
+    if (z->connect(socket, address) != 0)
+        so_log(SO_LOG_DEBUG, "draft worker: cannot connect to %.80s: %s", address,
+               z->strerror(errno));
 }
 
 int so_link_drop_frames(const so_zmq *z, void *socket) {

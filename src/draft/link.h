@@ -10,7 +10,7 @@
 
 #include "base/zmq.h"
 
-enum { SO_LINK_ADDRESS = 256 }; /* bytes, with the end */
+enum { SO_LINK_ADDRESS = 256 /* bytes, with the end */, SO_LINK_RECONNECT_MS = 2000 };
 
 typedef struct so_link_key {
     bool set; /* false: no key */
@@ -29,10 +29,12 @@ int so_link_listen(const so_zmq *z, void *ctx, const char *address, const so_lin
                    void **out, void **gate, so_err *err);
 /* Answers one question; false: a client had another key. */
 bool so_link_answer(const so_zmq *z, void *gate, const so_link_key *key);
-/* A DEALER that connects, and connects again with growing intervals when the connection is lost.
- * *monitor receives its events, for so_link_event. */
+/* A DEALER that connects, and connects again with growing intervals of up to SO_LINK_RECONNECT_MS when
+ * the connection is lost. *monitor receives its events, for so_link_event. */
 int so_link_connect(const so_zmq *z, void *ctx, const char *address, const so_link_key *key,
                     void **out, void **monitor, so_err *err);
+/* Begins anew. ZeroMQ does not connect again after bytes that break its protocol. */
+void so_link_reconnect(const so_zmq *z, void *socket, const char *address);
 /* Reads the remaining frames of a message and drops them; returns how many there were. */
 int so_link_drop_frames(const so_zmq *z, void *socket);
 /* The next event of a monitor; 0: none. */

@@ -36,7 +36,8 @@ static const double FIRST_GREETING_MS = 50, LAST_GREETING_MS = 5000; /* between 
 static const double MISFIT_MS = 30000;  /* until a worker that does not fit is asked again */
 static const double SILENT_MS = 5000;   /* a worker that has a job and says nothing is gone */
 static const double PATIENCE_MS = 1000; /* until a first greeting without an answer is reported */
-static const double TRAVEL_PART = 0.1;  /* weight of a round in travel_ms */
+static const double LINK_MS = 2 * SO_LINK_RECONNECT_MS; /* without a connection, until a new one */
+static const double TRAVEL_PART = 0.1;                  /* weight of a round in travel_ms */
 
 typedef enum link_state { DOWN, GREETING, UP } link_state;
 
@@ -68,6 +69,7 @@ typedef struct remote {
     int n_ctx;             /* tokens of a text that it takes */
     double greeting_ms;    /* wait after the next greeting */
     int64_t t_greet;       /* when to greet; DOWN and GREETING */
+    int64_t t_linked;      /* when a message could be sent last, or a connection was begun */
     int64_t t_begun;       /* of the first greeting since it was last UP; 0: none */
     int64_t t_waiting;     /* since when it owes an answer; 0: it owes none */
     bool owes_end;         /* it was told to stop, so ALIVE is no answer any more */
@@ -140,7 +142,16 @@ static bool send_msg(remote *r, so_wire_type type) {
     if (r->z.send(r->socket, r->bytes, n, SO_ZMQ_DONTWAIT) < 0)
         return false;
     r->n_sent++;
+    r->t_linked = so_clock_ns();
     return true;
+}
+
+/* Nothing can be sent. ZeroMQ is given the time for its longest interval. */
+static void wait_for_link(remote *r) {
+    if (so_clock_ms_since(r->t_linked) < LINK_MS)
+        return;
+    so_link_reconnect(&r->z, r->socket, r->address);
+    r->t_linked = so_clock_ns();
 }
 
 static void greet(remote *r) {
@@ -165,6 +176,8 @@ static void greet(remote *r) {
     r->t_greet = now + (int64_t)(wait_ms * 1e6);
     if (sent)
         r->greeting_ms = SO_MIN(2 * r->greeting_ms, LAST_GREETING_MS);
+    else
+        wait_for_link(r);
     if (r->t_begun == 0)
         r->t_begun = now;
     else if (so_clock_ms_since(r->t_begun) > PATIENCE_MS)
@@ -571,6 +584,7 @@ static int open_link(remote *r, so_err *err) {
     if (rc != SO_OK)
         return rc;
     r->ctx = r->z.ctx_new();
+    r->t_linked = so_clock_ns();
     return so_link_connect(&r->z, r->ctx, r->address, &r->key, &r->socket, &r->monitor, err);
 }
 
