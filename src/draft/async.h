@@ -51,7 +51,18 @@
  *      under an index of its own when it drafts in the engine's time.
  *   5. Guesses of drafters without a model are deterministic here (points), and are exact however
  *      they were chosen (verify/reject.c, step 3).
- *   6. Readiness depends on the clock, so guesses are no function of the request alone:
+ *   6. What comes between the dispatch and the lookup, a request that is admitted for example, must not
+ *      decide whether a sampled guess is tested: the async thread has computed with the guess by then,
+ *      which takes time and memory bandwidth, so the moment at which a pass ends could depend on it,
+ *      and with it what has come by then. So method and depth are those of the dispatch (plan/plan.h),
+ *      and a request gets sampled drafts only if the next step is sure to have room for all of them,
+ *      with every place taken and whatever is submitted meanwhile: as many as its part of a full pass,
+ *      if the cache has a whole context for each place, and if nobody waits who may preempt it. It is
+ *      not preempted before they have been looked up (engine/schedule.c, promises). What remains, the
+ *      request's own text and the guesses of drafters before it, the rule allows. A request that is
+ *      cancelled ends; one whose device fails begins anew, which no text influences. Points may be
+ *      dropped at any time (5): no number was drawn for them.
+ *   7. Readiness depends on the clock, so guesses are no function of the request alone:
  *      request_only is false, and `reject` has a random nonce (engine/nonce.c). The text of a seed
  *      is repeatable with `match` only.
  *

@@ -51,6 +51,7 @@ typedef struct so_speculation {
     int n_ends;      /* this step: nodes that have end rows (ends.h) */
     int16_t ends[SO_ENDS_MAX];
     uint32_t round;
+    bool promised; /* the next round must test the sampled guesses that are drafted ahead for it */
 } so_speculation;
 
 /* restrict.c: what a request forbids, and what ends it. All in the request's arena. */
@@ -186,6 +187,12 @@ void so_schedule_admit(so_engine *e);
 void so_schedule_gather(so_engine *e);
 /* Reserves pages for guesses of r in this step. Returns how many of the `want` guesses fit. */
 int so_schedule_reserve(so_request *r, int want);
+/* Whether the cache has the pages of a whole context for each place, so that no guess is dropped and no
+ * request preempted for lack of pages. Beams may take more. */
+bool so_schedule_has_all_pages(const so_engine *e);
+/* Whether r will run in the next step with the pages that it then asks for, whatever is submitted until
+ * then, provided that spec.promised is set (schedule.c, promises). */
+bool so_schedule_can_promise(const so_request *r);
 
 /* --- speculate.c --- */
 

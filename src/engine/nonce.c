@@ -107,9 +107,7 @@ static bool never_loses_guesses(const so_request *r) {
     const so_engine *e = r->e;
     if (e->o.n_parallel == 1)
         return true;
-    bool pages = e->o.kv_layout == SO_KV_SLOTTED ||
-                 e->n_pages >= (int64_t)e->o.n_parallel * so_kv_pages_for(e->o.n_ctx);
-    return pages && min_guesses_per_pass(e) >= max_nodes(r);
+    return so_schedule_has_all_pages(e) && min_guesses_per_pass(e) >= max_nodes(r);
 }
 
 static bool guesses_depend_on_request_only(const so_request *r) {

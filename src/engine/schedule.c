@@ -31,6 +31,13 @@
  * Only an endless stream of requests with higher priority can delay a request forever, which is
  * what a priority asks for.
  *
+ * Promises. Sampled guesses that were drafted ahead of a step must be tested in it. If they were
+ * dropped because of what came meanwhile, and that depended on the moment at which it came, the test
+ * could depend on the guesses: the async thread has computed with them, which takes time and memory
+ * bandwidth (draft/async.h, step 6). So a request gets such drafts only if the next step is sure to have
+ * room for it, and is then not preempted in that step (spec.promised). Step 2 above takes one step
+ * longer for it: while a request of higher priority waits, nothing is promised.
+ *
  * Nothing here allocates after creation. Engine thread. */
 #include "base/clock.h"
 #include "engine/impl.h"
@@ -222,7 +229,7 @@ void so_schedule_admit(so_engine *e) {
             continue;
         }
         so_request *other = last_in_rank(e->running);
-        if (other->priority >= r->priority)
+        if (other->priority >= r->priority || other->spec.promised)
             return;
         preempt(other);
     }
@@ -349,6 +356,21 @@ void so_schedule_gather(so_engine *e) {
         gather(e);
     }
     e->n_spare_pages = so_kv_available_pages(e->kv) - pages_needed(e);
+}
+
+bool so_schedule_has_all_pages(const so_engine *e) {
+    return so_kv_get_layout(e->kv) == SO_KV_SLOTTED || e->o.n_parallel == 1 ||
+           e->n_pages >= (int64_t)e->o.n_parallel * so_kv_pages_for(e->o.n_ctx);
+}
+
+bool so_schedule_can_promise(const so_request *r) {
+    const so_engine *e = r->e;
+    if (!so_schedule_has_all_pages(e) || (e->waiting && e->waiting->priority > r->priority))
+        return false;
+    for (const so_request *q = e->running; q; q = q->next)
+        if (q->max_slots > e->o.n_ctx)
+            return false;
+    return true;
 }
 
 /* No request gets more pages than a context needs. If there are that many pages for each request,

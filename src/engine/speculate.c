@@ -421,18 +421,29 @@ static bool may_continue(const so_request *r) {
     return speculates(r) && r->max_len - r->n_tokens > 2;
 }
 
+/* Limit of the depth of what is drafted ahead. Sampled guesses must find room for all of them in the next
+ * step, even if every place is taken by then (schedule.c, promises). Points may be dropped. */
+static int room_ahead(const so_request *r) {
+    const so_engine *e = r->e;
+    int depth = r->spec.length ? r->spec.length : r->spec.draft_max;
+    depth = SO_MIN(depth, r->max_len - r->n_tokens - 2);
+    if (r->tree->max_rows == 0)
+        return depth;
+    return so_schedule_can_promise(r) ? SO_MIN(depth, e->max_guesses / e->o.n_parallel) : 0;
+}
+
 static void dispatch_stage(so_engine *e, so_spec_set *s, int stage) {
     so_drafter *d = s->drafters.stages[stage].drafter;
     int n = 0;
     for (so_request *r = e->running; r; r = r->next) {
         if (!may_continue(r) || r->spec.set != s)
             continue;
-        int depth = r->spec.length ? r->spec.length : r->spec.draft_max;
         so_plan_query ask = ask_of(r);
-        ask.max_depth = SO_MIN(depth, r->max_len - r->n_tokens - 2);
+        ask.max_depth = room_ahead(r);
         ask.max_depth = so_plan_ahead_depth(e->spec->planner, stage, &ask);
         if (ask.max_depth <= 0)
             continue;
+        r->spec.promised = r->tree->max_rows > 0;
         s->jobs[n] = job_of(r, stage, &ask, 1);
         s->jobs[n++].round = r->spec.round + 1;
     }
@@ -485,7 +496,7 @@ void so_speculate_step(so_engine *e) {
     int n_spec = 0;
     for (so_request *r = e->running; r; r = r->next) {
         r->spec.n_ends = 0;
-        r->spec.asked_ends = false;
+        r->spec.asked_ends = r->spec.promised = false;
         n_spec += speculates(r);
         room.n_requests += r->has_tree;
         room.n_prefilling += !r->has_tree && !r->beams;

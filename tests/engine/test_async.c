@@ -296,6 +296,70 @@ static void an_oracle_simulates_hits(void **state) {
     }
 }
 
+/* --- drafts that must be tested --- */
+
+static so_request_opts drawn_opts(so_verify_mode verify) {
+    so_request_opts o = so_case_opts(
+        &cases[0],
+        &(so_spec_opts){.drafter = "async(model,wait=3)", .length = 3, .verify = verify});
+    o.sample = (so_sample_params){.temp = 1, .seed = 5, .top_p = 1, .repeat_penalty = 1};
+    return o;
+}
+
+/* A request of higher priority that comes while sampled guesses are made ahead waits until they have been
+ * tested: for one step. With points it does not. */
+static void drawn_drafts_are_tested_before_a_preemption(void **state) {
+    static const so_verify_mode modes[] = {SO_VERIFY_REJECT, SO_VERIFY_MATCH};
+    (void)state;
+    for (int k = 0; k < 12; k++) {
+        pause p = {0};
+        so_err err = {0};
+        so_engine *e = open_engine(NULL, &p, 1);
+        so_request_opts o = drawn_opts(modes[k % 2]),
+                        first = so_case_opts(&cases[2], &(so_spec_opts){0});
+        so_request *r = NULL, *other = NULL;
+        SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
+        while (so_request_get_stats(r)->rounds < 2 + k / 2 % 2)
+            so_engine_step(e, &err);
+        first.priority = 1;
+        SO_OK_OR_FAIL(so_engine_submit(e, &first, &other, &err), err);
+        int rounds = so_request_get_stats(r)->rounds;
+        so_engine_step(e, &err);
+        assert_int_equal(so_request_get_stats(r)->preempted_n, k % 2);
+        assert_int_equal(so_request_get_stats(r)->rounds, rounds + 1 - k % 2);
+        so_engine_step(e, &err);
+        assert_int_equal(so_request_get_stats(r)->preempted_n, 1);
+        so_case_run(e);
+        assert_true(so_case_same(other, &cases[2]));
+        so_request_free(r);
+        so_request_free(other);
+        so_engine_free(e);
+    }
+}
+
+/* Where pages may be short, a request that is admitted can take those of the guesses: sampled ones are not
+ * made ahead then. Points are. */
+static void drawn_drafts_need_sure_pages(void **state) {
+    int n_one = so_kv_pages_for(SO_CASE_CTX);
+    (void)state;
+    for (int k = 0; k < 4; k++) {
+        bool drawn = k % 2 == 0, enough = k < 2;
+        so_engine *e = so_case_engine(
+            &target, &(so_case_engine_opts){.draft = &draft,
+                                            .n_parallel = 2,
+                                            .n_batch = 16,
+                                            .n_pages = enough ? 2 * n_one : 2 * n_one - 1,
+                                            .draft_temp = -1});
+        so_request_opts o = drawn_opts(drawn ? SO_VERIFY_REJECT : SO_VERIFY_MATCH);
+        so_request *r = so_case_finish(e, &o);
+        const so_request_stats *s = so_request_get_stats(r);
+        assert_int_equal(s->async.rounds > 0, enough || !drawn);
+        assert_int_equal(s->preempted_n, 0);
+        so_request_free(r);
+        so_engine_free(e);
+    }
+}
+
 /* One backend for target and draft is refused, and the message says what to do. */
 static void needs_hardware_of_its_own(void **state) {
     (void)state;
@@ -323,6 +387,8 @@ int main(void) {
         cmocka_unit_test(requests_may_end_at_any_time),
         cmocka_unit_test(a_perfect_draft_is_hit),
         cmocka_unit_test(an_oracle_simulates_hits),
+        cmocka_unit_test(drawn_drafts_are_tested_before_a_preemption),
+        cmocka_unit_test(drawn_drafts_need_sure_pages),
         cmocka_unit_test(needs_hardware_of_its_own),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);

@@ -39,6 +39,7 @@ void so_case_make(int c, int n_vocab, so_case *out) {
 so_engine *so_case_engine(const so_rig *target, const so_case_engine_opts *o) {
     so_engine_opts eo = {.n_ctx = o->n_ctx ? o->n_ctx : SO_CASE_CTX,
                          .n_parallel = o->n_parallel,
+                         .n_pages = o->n_pages,
                          .n_batch = o->n_batch,
                          .kv_dtype = SO_DTYPE_F32,
                          .max_draft = 16,

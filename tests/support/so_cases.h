@@ -31,6 +31,7 @@ typedef struct so_case_engine_opts {
     const so_rig *draft; /* NULL: none */
     int n_parallel, n_batch;
     int n_ctx;                      /* 0: SO_CASE_CTX */
+    int n_pages;                    /* 0: a context for each request */
     float draft_temp;               /* −1: the request's own */
     so_draft_fn *drafter;           /* `user`; NULL: none */
     so_draft_tree_fn *tree_drafter; /* the same as a tree */
