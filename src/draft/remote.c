@@ -599,6 +599,8 @@ int so_remote_create(const so_remote_engine *e, so_str address, uint64_t draft_i
     r->wake_fd = -1;
     snprintf(r->address, sizeof r->address, "%.*s", (int)SO_MIN(address.len, sizeof r->address),
              address.ptr);
+    r->base.id =
+        so_hash_bytes(r->address, strlen(r->address)); /* a worker elsewhere has other times */
     r->in = SO_NEW(so_wire_msg);
     r->out = SO_NEW(so_wire_msg);
     r->bytes = so_alloc(SO_WIRE_BYTES);

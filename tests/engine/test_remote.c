@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "draft/link.h"
+#include "draft/remote.h"
 #include "draft/wire.h"
 #include "so_cases.h"
 #include "so_worker.h"
@@ -602,6 +603,23 @@ static void bad_addresses_are_refused(void **state) {
     so_engine_free(e);
 }
 
+/* What the planner keeps of a worker's times is kept by its address. */
+static void each_address_has_its_own_times(void **state) {
+    static const char *const addresses[] = {"tcp://127.0.0.1:9", "tcp://127.0.0.1:10",
+                                            "tcp://127.0.0.1:9"};
+    const so_remote_engine engine = {.n_vocab = 8, .n_ctx = 8, .n_parallel = 1, .max_draft = 2};
+    uint64_t ids[3];
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        so_drafter *d = NULL;
+        so_err err = {0};
+        SO_OK_OR_FAIL(so_remote_create(&engine, so_str_c(addresses[i]), 0, &d, &err), err);
+        ids[i] = d->id;
+        so_drafter_free(d);
+    }
+    assert_true(ids[0] == ids[2] && ids[0] != ids[1] && ids[0] != 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_gives_the_plain_text),
@@ -618,6 +636,7 @@ int main(void) {
         cmocka_unit_test(keys_decide),
         cmocka_unit_test(the_public_key_lets_nobody_in),
         cmocka_unit_test(bad_addresses_are_refused),
+        cmocka_unit_test(each_address_has_its_own_times),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
