@@ -19,12 +19,15 @@
  * Drafting ahead. With --spec 'async(model,fan=N)', --alpha and --hit-rate, every cell has a third run,
  * alone after the other two, in the speculative engine: async(oracle(alpha,hit=H,model),fan=N), where the
  * hit rate is simulated, too. Both hardware shares must be given with --draft-cores. Passes of the draft
- * over 1 to 32 rows are timed as well, so that the time of a round can be predicted.
+ * over 1 to 32 rows are timed as well, and passes of each model while the other one computes, so that the
+ * time of a round can be predicted.
  *
  * Every text must be the plain one; differences are counted and reported. The exit status does not
  * depend on the results. Main thread only. */
 #include "cli/bench_pair.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,8 +65,9 @@ typedef struct times {
 /* A model and a sequence in which its passes are timed. */
 typedef struct clocked {
     so_teacher t;
-    times width[SO_PAIR_MAX_ROWS + 1]; /* [n] passes over n rows */
-    times levels;                      /* passes over SO_PAIR_LEVELS levels of one row */
+    times width[SO_PAIR_MAX_ROWS + 1];  /* [n] passes over n rows */
+    times levels;                       /* passes over SO_PAIR_LEVELS levels of one row */
+    times beside[SO_PAIR_MAX_ROWS + 1]; /* [n] as width, while the other model computes */
 } clocked;
 
 /* A request in one of the engines. */
@@ -202,7 +206,7 @@ static int clock_open(bench *g, const so_model *m, int most, clocked *c) {
                          .kv_dtype = g->eo.kv_dtype,
                          .max_source = g->p.has_source ? g->p.n_before : 0};
     for (int k = 0; k <= most; k++)
-        c->width[k].ms = SO_NEW_N(double, n);
+        c->width[k].ms = SO_NEW_N(double, n), c->beside[k].ms = SO_NEW_N(double, n);
     c->levels.ms = SO_NEW_N(double, n);
     int rc = so_teacher_open(&c->t, m, &o, &g->err);
     if (rc == SO_OK)
@@ -216,7 +220,7 @@ static int clock_open(bench *g, const so_model *m, int most, clocked *c) {
 
 static void clock_close(clocked *c) {
     for (int k = 0; k <= SO_PAIR_MAX_ROWS; k++)
-        free(c->width[k].ms);
+        free(c->width[k].ms), free(c->beside[k].ms);
     free(c->levels.ms);
     so_teacher_close(&c->t);
     *c = (clocked){0};
@@ -255,6 +259,53 @@ static int draft_widths(const bench *g) {
     return g->p.is_ahead ? SO_MIN((int)SO_PAIR_MAX_ROWS, g->p.n_before) : 1;
 }
 
+/* A model that computes passes over n rows in a thread of its own, until it is told to stop. */
+typedef struct neighbour {
+    bench *g;
+    so_teacher *t;
+    int n;
+    atomic_bool stop;
+    atomic_int n_passes;
+    int rc;
+    so_err err;
+} neighbour;
+
+static void *compute(void *arg) {
+    neighbour *b = arg;
+    while (!atomic_load(&b->stop) && b->rc == SO_OK) {
+        b->rc = so_teacher_rows(b->t, b->t->seq, b->g->prompt, b->n, 0, SO_PASS_ARGMAX, &b->err);
+        if (so_seq_open_nodes(b->t->seq) > 0)
+            so_seq_abort(b->t->seq);
+        atomic_fetch_add(&b->n_passes, 1);
+    }
+    return NULL;
+}
+
+/* Passes of c over n rows while the other model computes passes over n_other rows. */
+static int time_beside(bench *g, clocked *c, int n, clocked *other, int n_other) {
+    neighbour b = {.g = g, .t = &other->t, .n = n_other};
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, compute, &b) != 0)
+        return so_err_set(&g->err, SO_ELIMIT, "a thread cannot be started");
+    while (atomic_load(&b.n_passes) == 0)
+        sched_yield();
+    int rc = time_passes(g, c, n, &c->beside[n]);
+    atomic_store(&b.stop, true);
+    pthread_join(thread, NULL);
+    if (rc == SO_OK && b.rc != SO_OK)
+        rc = so_err_set(&g->err, b.rc, "%s", b.err.msg);
+    return rc;
+}
+
+static int time_all_beside(bench *g) {
+    clocked *t = &g->target_clock, *d = &g->draft_clock;
+    int most = SO_MIN(g->p.max_gamma + 1, g->p.n_before), fan = SO_MIN(g->p.fan, draft_widths(g));
+    int rc = SO_OK;
+    for (int n = 1; n <= most && rc == SO_OK; n++)
+        rc = time_beside(g, t, n, d, fan);
+    return rc == SO_OK ? time_beside(g, d, fan, t, (most + 1) / 2) : rc;
+}
+
 static int time_all_passes(bench *g) {
     clocked *t = &g->target_clock, *d = &g->draft_clock;
     int most = SO_MIN(g->p.max_gamma + 1, g->p.n_before), rc = SO_OK;
@@ -267,6 +318,8 @@ static int time_all_passes(bench *g) {
             rc = time_passes(g, d, n, &d->width[n]);
         if (rc == SO_OK)
             rc = time_passes(g, d, 0, &d->levels);
+        if (rc == SO_OK && g->p.is_ahead)
+            rc = time_all_beside(g);
     }
     return rc;
 }
@@ -442,6 +495,10 @@ static void take_times(bench *g) {
         p->t_ms[n] = median_of(&g->target_clock.width[n]);
     for (int n = 1; n <= draft_widths(g); n++)
         p->draft_n_ms[n] = median_of(&g->draft_clock.width[n]);
+    for (int n = 1; n <= p->max_gamma + 1 && p->is_ahead; n++)
+        p->beside_ms[n] = median_of(&g->target_clock.beside[n]);
+    if (p->is_ahead)
+        p->draft_beside_ms = median_of(&g->draft_clock.beside[SO_MIN(p->fan, draft_widths(g))]);
     p->draft_ms = p->draft_n_ms[1];
     p->device_ms = device_ms(&g->target_clock);
     p->draft_device_ms = device_ms(&g->draft_clock);

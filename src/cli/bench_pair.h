@@ -27,10 +27,13 @@ typedef struct so_pair {
     int fan, wait;   /* outcomes; guesses that are waited for, 0: all */
     bool has_source; /* encoder-decoder models: the prompt is a source, and has its own cache */
     int n_before, n_predict, n_repeats, max_gamma;
-    int n_cached;                            /* tokens in the cache when passes were timed */
-    double t_ms[SO_PAIR_MAX_GAMMA + 2];      /* [n] a pass over n rows, n ≥ 1 */
-    double draft_ms;                         /* a pass of the draft over one row */
-    double draft_n_ms[SO_PAIR_MAX_ROWS + 1]; /* [n] over n rows, if drafting ahead is measured */
+    int n_cached;                       /* tokens in the cache when passes were timed */
+    double t_ms[SO_PAIR_MAX_GAMMA + 2]; /* [n] a pass over n rows, n ≥ 1 */
+    double draft_ms;                    /* a pass of the draft over one row */
+    /* If drafting ahead is measured: passes of the draft over n rows; of the target over n rows while the
+     * draft computes passes over `fan` rows; of the draft over `fan` rows while the target computes. */
+    double draft_n_ms[SO_PAIR_MAX_ROWS + 1];
+    double beside_ms[SO_PAIR_MAX_GAMMA + 2], draft_beside_ms;
     /* Time of a pass over one row without the round trip to the host: in one submission, each
      * further level of SO_PAIR_LEVELS takes this long. */
     double device_ms, draft_device_ms;

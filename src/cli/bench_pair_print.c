@@ -214,15 +214,28 @@ static void print_best(so_pair *p) {
 typedef struct ahead_row {
     outcome sync, ahead;
     double hit_rate, hidden, sync_ms, ahead_ms, expected_sync_ms, expected_ahead_ms;
+    double alone_ms; /* expected without contention */
 } ahead_row;
 
 static double round_ms(const so_pair_cell *c) {
     return (c->draft_ms + c->pass_ms + c->other_ms) / (double)c->rounds;
 }
 
+static double slow_of(const so_pair *p, int gamma) {
+    return p->beside_ms[gamma + 1] / p->t_ms[gamma + 1];
+}
+static double draft_slow_of(const so_pair *p) { return p->draft_beside_ms / p->draft_n_ms[p->fan]; }
+
+/* h: of the run. A miss stops the draft after its level, on average half of one. */
+static double expected_ms(const so_pair *p, int gamma, double h, double f, double g) {
+    double t = p->t_ms[gamma + 1], d = so_pair_ahead_ms(p, gamma);
+    double rest = d * g > t * f ? p->draft_n_ms[p->fan] / 2 : 0;
+    double miss = so_theory_beside(t, d, f, g) + rest + gamma * p->draft_ms;
+    return h * so_theory_both(t, d, f, g) + (1 - h) * miss;
+}
+
 static ahead_row ahead_of(so_pair *p, int gamma) {
     so_pair_cell *c = &p->ahead[gamma];
-    double t = p->t_ms[gamma + 1], draft = gamma * p->draft_ms, d = so_pair_ahead_ms(p, gamma);
     double h = c->looked_up > 0 ? (double)c->hits / (double)c->looked_up : 0;
     return (ahead_row){.sync = outcome_of(p, 0, gamma),
                        .ahead = summary_of(p, c, 0, gamma),
@@ -230,8 +243,10 @@ static ahead_row ahead_of(so_pair *p, int gamma) {
                        .hidden = c->worker_ms / (c->worker_ms + c->draft_ms),
                        .sync_ms = round_ms(&p->cells[0][gamma]),
                        .ahead_ms = round_ms(c),
-                       .expected_sync_ms = t + draft,
-                       .expected_ahead_ms = h * SO_MAX(t, d) + (1 - h) * (t + draft)};
+                       .expected_sync_ms = p->t_ms[gamma + 1] + gamma * p->draft_ms,
+                       .expected_ahead_ms =
+                           expected_ms(p, gamma, h, slow_of(p, gamma), draft_slow_of(p)),
+                       .alone_ms = expected_ms(p, gamma, h, 1, 1)};
 }
 
 static int best_ahead(so_pair *p) {
@@ -245,20 +260,26 @@ static int best_ahead(so_pair *p) {
 static void print_ahead(so_pair *p) {
     printf(
         "Drafting ahead, %d outcomes, hit rate %.2f (simulated). sync, ahead: speed-up over plain "
-        "decoding for\nequal tokens per round. ms: of a round, measured and predicted from the "
-        "passes alone: T + gamma d with\na synchronous draft and after a miss, max(T, D) after a "
-        "hit; T = t(gamma + 1), d = %.3f ms, D: the\ntree's rows and gamma levels of %d rows "
-        "(%.3f ms each). pass, draft: ms of the target's pass and of waiting and drafting in a "
-        "round.\nhidden: of all drafting time.\n\n"
-        "  gamma    sync      ms predicted   ahead      ms predicted    pass   draft       D  hits "
-        "hidden\n",
-        p->fan, p->hit_rate, p->draft_ms, p->fan, p->draft_n_ms[p->fan]);
+        "decoding for\nequal tokens per round. ms: of a round, measured and predicted from passes: "
+        "T + gamma d with a\nsynchronous draft; after a hit until T and D are done, both slowed "
+        "while "
+        "they overlap (`slow`: a pass\nof the target beside the draft, over its time alone; the "
+        "draft's: %.3f); after a miss T beside D, and\ngamma d. alone: predicted without that. T = "
+        "t(gamma + 1), d = %.3f ms, D: the tree's rows and gamma\nlevels of %d rows (%.3f ms "
+        "each). "
+        "pass, draft: ms of the target's pass and of waiting and drafting in\na round. hidden: of "
+        "all drafting time.\n\n"
+        "  gamma    sync      ms predicted   ahead      ms predicted   alone  slow    pass   draft "
+        "  "
+        "    D  hits hidden\n",
+        p->fan, p->hit_rate, draft_slow_of(p), p->draft_ms, p->fan, p->draft_n_ms[p->fan]);
     for (int gamma = 1; gamma <= p->max_gamma; gamma++) {
         ahead_row r = ahead_of(p, gamma);
-        printf("  %5d %7.3f %7.3f %9.3f %7.3f %7.3f %9.3f %7.3f %7.3f %7.3f %5.2f %6.2f\n", gamma,
-               r.sync.at_alpha, r.sync_ms, r.expected_sync_ms, r.ahead.at_alpha, r.ahead_ms,
-               r.expected_ahead_ms, r.ahead.pass_ms, r.ahead.draft_ms * gamma,
-               so_pair_ahead_ms(p, gamma), r.hit_rate, r.hidden);
+        printf(
+            "  %5d %7.3f %7.3f %9.3f %7.3f %7.3f %9.3f %7.3f %5.3f %7.3f %7.3f %7.3f %5.2f %6.2f\n",
+            gamma, r.sync.at_alpha, r.sync_ms, r.expected_sync_ms, r.ahead.at_alpha, r.ahead_ms,
+            r.expected_ahead_ms, r.alone_ms, slow_of(p, gamma), r.ahead.pass_ms,
+            r.ahead.draft_ms * gamma, so_pair_ahead_ms(p, gamma), r.hit_rate, r.hidden);
     }
     outcome sync = best_of(p, 0);
     ahead_row r = ahead_of(p, best_ahead(p));
@@ -274,17 +295,19 @@ static json_t *ahead_json(so_pair *p) {
     for (int gamma = 1; gamma <= p->max_gamma; gamma++) {
         ahead_row r = ahead_of(p, gamma);
         json_array_append_new(
-            rows, json_pack("{s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "gamma", gamma,
-                            "sync_speedup", r.sync.at_alpha, "sync_ms", r.sync_ms,
+            rows, json_pack("{s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}",
+                            "gamma", gamma, "sync_speedup", r.sync.at_alpha, "sync_ms", r.sync_ms,
                             "sync_expected_ms", r.expected_sync_ms, "speedup", r.ahead.at_alpha,
                             "speedup_spread", r.ahead.spread, "ms", r.ahead_ms, "expected_ms",
-                            r.expected_ahead_ms, "draft_ahead_ms", so_pair_ahead_ms(p, gamma),
+                            r.expected_ahead_ms, "expected_alone_ms", r.alone_ms, "contention",
+                            slow_of(p, gamma), "draft_ahead_ms", so_pair_ahead_ms(p, gamma),
                             "hit_rate", r.hit_rate, "hidden", r.hidden, "pass_ms", r.ahead.pass_ms,
                             "waited_ms", r.ahead.draft_ms * gamma));
     }
-    return json_pack("{s:b,s:f,s:i,s:f,s:o,s:i,s:i,s:f}", "simulated_hits", 1, "hit_rate",
-                     p->hit_rate, "fan", p->fan, "level_ms", p->draft_n_ms[p->fan], "rows", rows,
-                     "best_sync_gamma", sync.gamma, "best_gamma", best.ahead.gamma, "ratio",
+    return json_pack("{s:b,s:f,s:i,s:f,s:f,s:o,s:i,s:i,s:f}", "simulated_hits", 1, "hit_rate",
+                     p->hit_rate, "fan", p->fan, "level_ms", p->draft_n_ms[p->fan],
+                     "draft_contention", draft_slow_of(p), "rows", rows, "best_sync_gamma",
+                     sync.gamma, "best_gamma", best.ahead.gamma, "ratio",
                      best.ahead.at_alpha / sync.at_alpha);
 }
 

@@ -16,6 +16,14 @@
 #define SPECULATES (SAMPLES | SO_CMD_BENCH | SO_CMD_PROVE | SO_CMD_DEMO)
 #define WITH_MODEL (RUNS_MODEL | SO_CMD_INSPECT | SO_CMD_TOKENIZE | SO_CMD_COUNT)
 
+/* A number of `theory --ssd`. */
+#define SSD(NAME, LEAST, MOST, VALUE, DEFAULT, HELP)                                       \
+    {                                                                                      \
+        .group = "Theory", .name = NAME, .type = SO_TYPE_FLOAT, .min = LEAST, .max = MOST, \
+        .value = VALUE, .default_text = DEFAULT, .help = "With --ssd: " HELP,              \
+        .cmds = SO_CMD_THEORY                                                              \
+    }
+
 static const so_option table[SO_OPT_COUNT] = {
     /* --- Model --- */
     [SO_OPT_MODEL] = {.group = "Model",
@@ -738,25 +746,17 @@ static const so_option table[SO_OPT_COUNT] = {
                          .default_text = "0.8",
                          .help = "With --ssd: fraction of rounds whose draft is ready",
                          .cmds = SO_CMD_THEORY | SO_CMD_BENCH},
-    [SO_OPT_ROW_COST] = {.group = "Theory",
-                         .name = "row-cost",
-                         .type = SO_TYPE_FLOAT,
-                         .max = 10,
-                         .value = "S",
-                         .default_text = "0",
-                         .help = "With --ssd: time of one more row in a target pass, in passes",
-                         .cmds = SO_CMD_THEORY},
-    [SO_OPT_FAN_COST] = {.group = "Theory",
-                         .name = "fan-cost",
-                         .type = SO_TYPE_FLOAT,
-                         .min = 1,
-                         .max = 1000,
-                         .value = "W",
-                         .default_text = "1",
-                         .help =
-                             "With --ssd: time of one draft step for all outcomes, over that of "
-                             "one draft step",
-                         .cmds = SO_CMD_THEORY},
+    [SO_OPT_ROW_COST] =
+        SSD("row-cost", 0, 10, "S", "0", "time of one more row in a target pass, in passes"),
+    [SO_OPT_FAN_COST] = SSD("fan-cost", 1, 1000, "W", "1",
+                            "time of one draft step for all outcomes, over that of one draft step"),
+    [SO_OPT_CONTENTION] = SSD("contention", 1, 100, "F", "1",
+                              "time of a target pass while the draft works, over its time alone"),
+    [SO_OPT_DRAFT_CONTENTION] =
+        SSD("draft-contention", 1, 100, "G", "1", "the same of the draft while the target works"),
+    [SO_OPT_SCALING] = SSD("scaling", 1, 1000, "X", "1",
+                           "how much faster synchronous drafting is with all cores for each model "
+                           "in turn"),
     [SO_OPT_SVG] = {.group = "Theory",
                     .name = "svg",
                     .type = SO_TYPE_TEXT,

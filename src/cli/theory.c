@@ -357,12 +357,13 @@ static int run(const so_args *a) {
         return status;
     if (so_args_has(a, SO_OPT_MEASURE))
         return so_theory_measure(a);
-    static const so_opt needs_ssd[] = {SO_OPT_HIT_RATE, SO_OPT_ROW_COST, SO_OPT_FAN_COST};
+    static const so_opt needs_ssd[] = {SO_OPT_HIT_RATE,   SO_OPT_ROW_COST,         SO_OPT_FAN_COST,
+                                       SO_OPT_CONTENTION, SO_OPT_DRAFT_CONTENTION, SO_OPT_SCALING};
     if (so_args_has(a, SO_OPT_SSD))
         return so_theory_ahead(a);
     for (size_t i = 0; i < SO_LEN(needs_ssd); i++)
         if (so_args_has(a, needs_ssd[i]))
-            return so_args_bad(a, "--hit-rate, --row-cost and --fan-cost need --ssd");
+            return so_args_bad(a, "--%s needs --ssd", so_option_at(needs_ssd[i])->name);
     bool one = so_args_has(a, SO_OPT_ALPHA);
     const so_opt needs_alpha[] = {SO_OPT_GAMMA, SO_OPT_C, SO_OPT_C_HAT};
     for (size_t i = 0; i < SO_LEN(needs_alpha); i++)

@@ -3,7 +3,8 @@
  *
  * The inputs are numbers that `run --json` and `bench curve` report: alpha, the cost c of a guess and
  * the cost of a row in units of a one-row pass, the hit rate, and how much slower the draft model
- * makes one guess for all outcomes than for one. Main thread only. */
+ * makes one guess for all outcomes than for one. `bench pair` measures how much target and draft slow
+ * each other down. Main thread only. */
 #include <jansson.h>
 #include <stdio.h>
 
@@ -18,7 +19,10 @@ static so_theory_ssd read_inputs(const so_args *a) {
                            .hit_rate = so_args_float(a, SO_OPT_HIT_RATE, 0.8),
                            .row_cost = so_args_float(a, SO_OPT_ROW_COST, 0),
                            .fan_cost = so_args_float(a, SO_OPT_FAN_COST, 1),
-                           .sync = true};
+                           .sync = true,
+                           .slow = so_args_float(a, SO_OPT_CONTENTION, 1),
+                           .draft_slow = so_args_float(a, SO_OPT_DRAFT_CONTENTION, 1),
+                           .scaling = so_args_float(a, SO_OPT_SCALING, 1)};
 }
 
 static double without_fallback(so_theory_ssd x, int gamma) {
@@ -36,9 +40,11 @@ static void print_text(const so_theory_ssd *x) {
     int alone = best_without_fallback(*x);
     double base = so_theory_ssd_synchronous(x, sync);
     printf(
-        "alpha %g, c %g, hit rate %g, a row costs %g, a guess for all outcomes costs %g of one\n\n"
+        "alpha %g, c %g, hit rate %g, a row costs %g, a guess for all outcomes costs %g of one;\n"
+        "beside each other a pass of the target takes %g and one of the draft %g times as long;\n"
+        "synchronous drafting is %g times as fast on all cores\n\n"
         "  gamma  synchronous  ahead, misses synchronous  ahead, misses plain\n",
-        x->alpha, x->c, x->hit_rate, x->row_cost, x->fan_cost);
+        x->alpha, x->c, x->hit_rate, x->row_cost, x->fan_cost, x->slow, x->draft_slow, x->scaling);
     for (int g = 1; g <= MOST; g++)
         printf("  %5d  %11.3f  %25.3f  %19.3f\n", g, so_theory_ssd_synchronous(x, g),
                so_theory_ssd_speedup(x, g), without_fallback(*x, g));
@@ -65,9 +71,10 @@ static void print_json(const so_theory_ssd *x) {
                                               so_theory_ssd_speedup(x, g), "ahead_plain_misses",
                                               without_fallback(*x, g)));
     json_t *o =
-        json_pack("{s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:o}", "alpha", x->alpha, "c", x->c,
-                  "hit_rate", x->hit_rate, "row_cost", x->row_cost, "fan_cost", x->fan_cost, "rows",
-                  rows, "synchronous", mode_json(sync, base, base), "ahead",
+        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:o}", "alpha", x->alpha,
+                  "c", x->c, "hit_rate", x->hit_rate, "row_cost", x->row_cost, "fan_cost",
+                  x->fan_cost, "contention", x->slow, "draft_contention", x->draft_slow, "scaling",
+                  x->scaling, "rows", rows, "synchronous", mode_json(sync, base, base), "ahead",
                   mode_json(ahead, so_theory_ssd_speedup(x, ahead), base), "ahead_plain_misses",
                   mode_json(alone, without_fallback(*x, alone), base));
     json_dumpf(o, stdout, JSON_COMPACT | JSON_REAL_PRECISION(12));

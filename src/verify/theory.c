@@ -55,15 +55,30 @@ double so_theory_memory(double alpha, int gamma) {
 
 static double pass_time(const so_theory_ssd *x, int gamma) { return 1 + x->row_cost * gamma; }
 
+static double one_if_0(double x) { return x > 0 ? x : 1; }
+
+double so_theory_beside(double t, double d, double slow, double draft_slow) {
+    return d * draft_slow >= t * slow ? t * slow : t + d * draft_slow * (1 - 1 / slow);
+}
+
+double so_theory_both(double t, double d, double slow, double draft_slow) {
+    bool draft_is_last = d * draft_slow > t * slow;
+    return draft_is_last ? so_theory_beside(d, t, draft_slow, slow)
+                         : so_theory_beside(t, d, slow, draft_slow);
+}
+
 double so_theory_ssd_synchronous(const so_theory_ssd *x, int gamma) {
-    return so_theory_expected_tokens(x->alpha, gamma) / (pass_time(x, gamma) + gamma * x->c);
+    return so_theory_expected_tokens(x->alpha, gamma) * one_if_0(x->scaling) /
+           (pass_time(x, gamma) + gamma * x->c);
 }
 
 double so_theory_ssd_speedup(const so_theory_ssd *x, int gamma) {
     double tokens = so_theory_expected_tokens(x->alpha, gamma), h = x->hit_rate;
     double t = pass_time(x, gamma), d = gamma * x->c * x->fan_cost;
-    double miss_tokens = x->sync ? tokens : 1, miss = x->sync ? t + gamma * x->c : 1;
-    return (h * tokens + (1 - h) * miss_tokens) / (h * (t > d ? t : d) + (1 - h) * miss);
+    double f = one_if_0(x->slow), g = one_if_0(x->draft_slow);
+    double miss_tokens = x->sync ? tokens : 1;
+    double miss = so_theory_beside(x->sync ? t : 1, d, f, g) + (x->sync ? gamma * x->c : 0);
+    return (h * tokens + (1 - h) * miss_tokens) / (h * so_theory_both(t, d, f, g) + (1 - h) * miss);
 }
 
 int so_theory_ssd_best(const so_theory_ssd *x, int most) {

@@ -41,12 +41,23 @@ typedef struct so_theory_ssd {
     double row_cost; /* t(n) = 1 + row_cost · (n − 1) */
     double fan_cost; /* time of one guess for all outcomes, over c; at least 1 */
     bool sync;       /* a miss is drafted synchronously, or not at all */
+    /* Contention, for example for the bandwidth of one memory: the time of a pass of the target while
+     * the draft works, over its time alone; and the draft's while the target works. 0: 1. */
+    double slow, draft_slow;
+    /* Synchronous drafting can have all cores for each model in turn: how much faster passes are with all
+     * of them than with one model's part. 0: 1. */
+    double scaling;
 } so_theory_ssd;
-/* With T = t(gamma+1) and d = gamma · c · fan_cost, a hit takes max(T, d). A miss takes T + gamma · c
- * with a synchronous draft, and t(1) without one. Tokens per time of all rounds, against plain
- * decoding. */
+/* Time of work that takes t alone, if other work, which takes d alone, begins with it and slows it by
+ * `slow` while both run; the other one is slowed by draft_slow. */
+double so_theory_beside(double t, double d, double slow, double draft_slow);
+/* Time until both are done; without contention max(t, d). */
+double so_theory_both(double t, double d, double slow, double draft_slow);
+/* With T = t(gamma+1) and d = gamma · c · fan_cost, a hit takes until both are done, which is max(T, d)
+ * without contention. A miss takes T beside d, and gamma · c with a synchronous draft; without one t(1)
+ * beside d. Tokens per time of all rounds, against plain decoding. */
 double so_theory_ssd_speedup(const so_theory_ssd *x, int gamma);
-/* Drafting between the passes: rounds take T + gamma · c. */
+/* Drafting between the passes: rounds take T + gamma · c, divided by `scaling`. */
 double so_theory_ssd_synchronous(const so_theory_ssd *x, int gamma);
 /* The gamma up to `most` with the highest speed-up; the smallest if several are equal. */
 int so_theory_ssd_best(const so_theory_ssd *x, int most);

@@ -211,11 +211,12 @@ static void test_drafting_ahead(void **state) {
                 x.hit_rate = 0;
                 assert_float_equal(so_theory_ssd_speedup(&x, g), sync, 1e-12);
             }
-    so_theory_ssd x = {0.8, 0.1, 1, 0, 1, true};
+    so_theory_ssd x = {.alpha = 0.8, .c = 0.1, .hit_rate = 1, .fan_cost = 1, .sync = true};
     assert_float_equal(so_theory_ssd_speedup(&x, 5), so_theory_expected_tokens(0.8, 5), 1e-12);
     x.c = 0.4; /* a draft takes two passes */
     assert_float_equal(so_theory_ssd_speedup(&x, 5), so_theory_expected_tokens(0.8, 5) / 2, 1e-12);
-    x = (so_theory_ssd){0.8, 0.3, 0.75, 0.05, 1.3, false};
+    x = (so_theory_ssd){
+        .alpha = 0.8, .c = 0.3, .hit_rate = 0.75, .row_cost = 0.05, .fan_cost = 1.3};
     double tokens = so_theory_expected_tokens(0.8, 3);
     double time = 0.75 * 1.17 + 0.25; /* hits take gamma · c · fan_cost, which exceeds the pass */
     assert_true(fabs(so_theory_ssd_speedup(&x, 3) - (0.75 * tokens + 0.25) / time) < 1e-12);
@@ -223,13 +224,47 @@ static void test_drafting_ahead(void **state) {
     assert_int_equal(so_theory_ssd_best_synchronous(&x, 16), 3);
 }
 
+static bool is_same(double a, double b) { return fabs(a - b) < 1e-12; }
+
+/* Two streams that share one resource take at least the sum of what they take alone; contention of 2 is
+ * drafting and verifying in turn. */
+static void contention_slows_what_overlaps(void **state) {
+    (void)state;
+    for (int d = 0; d <= 30; d++) {
+        double draft = 0.1 * d;
+        assert_true(is_same(so_theory_both(1, draft, 1, 1), SO_MAX(1, draft)));
+        assert_true(is_same(so_theory_both(1, draft, 2, 2), 1 + draft));
+        assert_true(is_same(so_theory_beside(1, draft, 2, 2), SO_MIN(1 + draft, 2)));
+        assert_true(
+            is_same(so_theory_both(1, draft, 1.5, 1.2), so_theory_both(draft, 1, 1.2, 1.5)));
+    }
+    /* The draft takes 0.4 · 1.25 = 0.5; in it the target does 0.5 / 1.6 of its work. */
+    assert_true(is_same(so_theory_beside(1, 0.4, 1.6, 1.25), 0.5 + 1 - 0.5 / 1.6));
+    so_theory_ssd x = {.alpha = 0.8, .c = 0.3, .hit_rate = 1, .row_cost = 0.05, .fan_cost = 1};
+    x.sync = true;
+    x.slow = x.draft_slow = 2;
+    for (int g = 1; g <= 8; g++) {
+        x.scaling = 0;
+        double one = so_theory_ssd_synchronous(&x, g);
+        assert_true(is_same(so_theory_ssd_speedup(&x, g), one));
+        x.scaling = 1.7;
+        assert_true(is_same(so_theory_ssd_synchronous(&x, g), 1.7 * one));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_expected_tokens), cmocka_unit_test(test_table1),
-        cmocka_unit_test(test_table4),          cmocka_unit_test(test_bigram),
-        cmocka_unit_test(test_lenience),        cmocka_unit_test(test_best_gamma),
-        cmocka_unit_test(test_oracle),          cmocka_unit_test(test_acceptances),
-        cmocka_unit_test(test_match_formula),   cmocka_unit_test(test_drafting_ahead),
+        cmocka_unit_test(test_expected_tokens),
+        cmocka_unit_test(test_table1),
+        cmocka_unit_test(test_table4),
+        cmocka_unit_test(test_bigram),
+        cmocka_unit_test(test_lenience),
+        cmocka_unit_test(test_best_gamma),
+        cmocka_unit_test(test_oracle),
+        cmocka_unit_test(test_acceptances),
+        cmocka_unit_test(test_match_formula),
+        cmocka_unit_test(test_drafting_ahead),
+        cmocka_unit_test(contention_slows_what_overlaps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

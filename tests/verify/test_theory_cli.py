@@ -53,13 +53,22 @@ def ahead():
         assert abs(r["ahead"] - tokens(g) / (0.75 * hit + 0.25 * (t + 0.3 * g))) < 1e-9
         assert abs(r["ahead_plain_misses"] - (0.75 * tokens(g) + 0.25) / (0.75 * hit + 0.25)) < 1e-9
         assert r["ahead"] <= 2 * r["synchronous"]
+    o = json.loads(sooth(*inputs, "--contention", "1.5", "--draft-contention", "1.2", "--scaling", "1.6", "--json").stdout)
+    for r in o["rows"]:
+        g, t, d = r["gamma"], 1 + 0.05 * r["gamma"], 0.3 * 1.3 * r["gamma"]
+        beside = min(t * 1.5, t + d * 1.2 * (1 - 1 / 1.5))
+        hit = beside if d * 1.2 <= t * 1.5 else d + t * 1.5 * (1 - 1 / 1.2)
+        assert abs(r["synchronous"] - 1.6 * tokens(g) / (t + 0.3 * g)) < 1e-9
+        assert abs(r["ahead"] - tokens(g) / (0.75 * hit + 0.25 * (beside + 0.3 * g))) < 1e-9
     for key in ("synchronous", "ahead", "ahead_plain_misses"):
         best = max(o["rows"], key=lambda r: r[key])
         assert o[key]["best_gamma"] == best["gamma"] and abs(o[key]["speedup"] - best[key]) < 1e-9
     assert "times as fast" in sooth(*inputs).stdout
     for args, word in ((["--ssd"], "--alpha"), (["--alpha", "0.5", "--hit-rate", "0.5"], "--ssd"),
                        (["--ssd", "--alpha", "0.5", "--hit-rate", "2"], "hit-rate"),
-                       (["--ssd", "--alpha", "0.5", "--fan-cost", "0.5"], "fan-cost")):
+                       (["--ssd", "--alpha", "0.5", "--fan-cost", "0.5"], "fan-cost"),
+                       (["--ssd", "--alpha", "0.5", "--contention", "0.5"], "contention"),
+                       (["--alpha", "0.5", "--scaling", "2"], "--ssd")):
         p = sooth(*args)
         assert p.returncode == 2 and word in p.stderr and p.stdout == "", (args, p.returncode, p.stderr)
 
