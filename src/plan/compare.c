@@ -31,6 +31,22 @@ static void add_side(so_compare_side *to, const so_compare_side *x) {
     to->ms += x->ms;
 }
 
+static void scale(so_compare_pair *p, double by) {
+    double *sums[] = {&p->side[0].tokens, &p->side[0].ms, &p->side[1].tokens, &p->side[1].ms, &p->n,
+                      &p->log_sum,        &p->log_squares};
+    for (size_t i = 0; i < SO_LEN(sums); i++)
+        *sums[i] *= by;
+}
+
+/* A method that is not used is better than all that is known of it: things may have changed, so half of that
+ * is forgotten. By chance this happens to one pair in six. */
+static void forget_if_surprised(const so_compare *c, so_compare_pair *p, double ratio) {
+    double sign = c->current == c->base ? 0 : c->current < c->base ? 1 : -1;
+    double mean = p->log_sum / p->n;
+    if (p->n > SO_TUNE_COMPARE_FIRST && sign * (ratio - mean) > SO_TUNE_COMPARE_SPREAD)
+        scale(p, 0.5);
+}
+
 /* The method has changed: this period and the one before are a pair. */
 static void add_pair(so_compare *c) {
     so_compare_pair *p = pair_of(c, c->before_method, c->current);
@@ -38,6 +54,7 @@ static void add_pair(so_compare *c) {
     const so_compare_side *low = swapped ? &c->now : &c->before;
     const so_compare_side *high = swapped ? &c->before : &c->now;
     double ratio = log(low->tokens / low->ms / (high->tokens / high->ms));
+    forget_if_surprised(c, p, ratio);
     add_side(&p->side[0], low);
     add_side(&p->side[1], high);
     p->n++;
@@ -48,14 +65,8 @@ static void add_pair(so_compare *c) {
 
 static void fade(so_compare *c) {
     for (int a = 0; a < SO_METHODS; a++)
-        for (int b = a + 1; b < SO_METHODS; b++) {
-            so_compare_pair *p = &c->pairs[a][b];
-            double *sums[] = {&p->side[0].tokens, &p->side[0].ms, &p->side[1].tokens,
-                              &p->side[1].ms,     &p->n,          &p->log_sum,
-                              &p->log_squares};
-            for (size_t i = 0; i < SO_LEN(sums); i++)
-                *sums[i] *= SO_TUNE_COMPARE_KEEP;
-        }
+        for (int b = a + 1; b < SO_METHODS; b++)
+            scale(&c->pairs[a][b], SO_TUNE_COMPARE_KEEP);
 }
 
 /* The method that may be faster than the base by the most; the base if none may. */
@@ -86,6 +97,10 @@ static void choose_base(so_compare *c, const bool may[SO_METHODS]) {
         c->base = may[c->current] ? c->current : SO_METHOD_AHEAD;
 }
 
+static int period(const so_compare *c) {
+    return SO_TUNE_COMPARE_PERIOD / 2 + (int)((c->random >> 16) % (SO_TUNE_COMPARE_PERIOD + 1));
+}
+
 void so_compare_observe(so_compare *c, double tokens, double ms, const bool may[SO_METHODS]) {
     if (!(tokens > 0) || !(ms > 0) || !isfinite(tokens) || !isfinite(ms))
         return;
@@ -95,8 +110,9 @@ void so_compare_observe(so_compare *c, double tokens, double ms, const bool may[
     else if (c->n_before > 0)
         ms = SO_MIN(ms, SO_TUNE_COMPARE_SPIKE * c->before.ms / c->n_before);
     add_side(&c->now, &(so_compare_side){tokens, ms});
-    if (++c->n_now < SO_TUNE_COMPARE_PERIOD)
+    if (++c->n_now < period(c))
         return;
+    c->random = c->random * 1664525 + 1013904223;
     fade(c);
     if (c->n_before > 0 && c->before_method != c->current)
         add_pair(c);
@@ -151,4 +167,8 @@ void so_compare_resume(so_compare *c, const so_compare_kept *k) {
             };
         }
     c->base = c->current = k->base;
+    for (int m = 0; m < SO_METHODS; m++) { /* short runs, too, measure an unused method some time */
+        c->random = c->random * 1664525 + 1013904223;
+        c->unused[m] = (int)((c->random >> 16) % SO_TUNE_COMPARE_UNUSED);
+    }
 }

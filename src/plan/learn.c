@@ -142,6 +142,8 @@ so_plan_set *so_plan_set_create(so_planner *p, const so_draft_set *drafters) {
         s->yields[mode] = SO_NEW_N(so_yield, n);
         for (int i = 0; i < n; i++)
             load_prior(s, (so_plan_mode)mode, i);
+        for (int k = 0; k < SO_PLAN_SIZES; k++)
+            s->compare[mode][k].random = (uint32_t)so_rng_system_seed();
         load_comparison(s, (so_plan_mode)mode);
     }
     return s;

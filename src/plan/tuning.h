@@ -142,16 +142,17 @@ enum { SO_TUNE_ANSWER_TOKENS = 128 };
 enum { SO_TUNE_LOOK_AHEAD = 4 };
 /* Branches over which the cost of one more branch in a level of a tree is averaged. */
 enum { SO_TUNE_BRANCHES = 4 };
-/* Comparing methods (compare.h); simulation: tests/plan/test_compare.c. Steps of a period: fewer would
- * be dominated by the changes, more would lose more with a bad method. Periods after which a method is
+/* Comparing methods (compare.h); simulation: tests/plan/test_compare.c. Steps of a period, in the mean;
+ * half of them at least: fewer would be dominated by the changes, more would lose more with a bad method. Periods after which a method is
  * measured again in any case. Pairs from which a method can be given up: one pair may have met an
  * interruption of the machine. */
 enum { SO_TUNE_COMPARE_PERIOD = 8, SO_TUNE_COMPARE_UNUSED = 256, SO_TUNE_COMPARE_FIRST = 3 };
 /* What remains of a pair after each period. Scatter of log ratios before it is known, with the weight of
  * PRIOR pairs: in eight rounds of two tokens the number of tokens scatters by 0.23 on each side. A step
  * counts as at most SPIKE times the mean step. */
-/* Most pairs that a comparison of an earlier run counts for. */
-static const double SO_TUNE_COMPARE_KEPT = 8;
+/* Most pairs that a comparison of an earlier run counts for. With 8 a method that is a tenth slower was
+ * measured again in each short run, which cost 1 to 2 %; 64 gain no more. */
+static const double SO_TUNE_COMPARE_KEPT = 32;
 static const double SO_TUNE_COMPARE_KEEP = 0.999, SO_TUNE_COMPARE_SPREAD = 0.33,
                     SO_TUNE_COMPARE_PRIOR = 6, SO_TUNE_COMPARE_SPIKE = 3;
 /* Standard errors: by which a challenger may be faster than measured; by which it must be faster to

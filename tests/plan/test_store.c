@@ -141,7 +141,7 @@ static void test_nothing_else_is_believed(void **state) {
         METHODS "pair 1 1 2 20 30 20 30 1 0.1\nend\n",
         METHODS "pair 2 3 2 20 30 20 30 1 0.1\nend\n",
         METHODS "pair 0 1 0 20 30 20 30 1 0.1\nend\n",
-        METHODS "pair 0 1 9 20 30 20 30 1 0.1\nend\n",
+        METHODS "pair 0 1 33 20 30 20 30 1 0.1\nend\n",
         METHODS "pair 0 1 2 20 0 20 30 1 0.1\nend\n",
         METHODS "pair 0 1 2 20 30 20 30 0 0.1\nend\n",
         METHODS "pair 0 1 2 20 30 20 30 1 nan\nend\n",
