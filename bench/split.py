@@ -29,7 +29,7 @@ def sooth(*args):
 
 def pair(a, draft, threads, *more):
     o = sooth("bench", "pair", "-m", a.model, "-md", draft, "-t", threads, "--alpha", a.alpha, "--draft-max", a.draft_max, "-n", a.n,
-              "--repeats", 1, "--json", *more)
+              "--repeats", 1, "--json", *(["--cpu-level", a.cpu_level] if a.cpu_level else []), *more)
     if not o["identical"]:
         sys.exit("texts differ from plain decoding")
     return o
@@ -102,6 +102,7 @@ def main():
     p.add_argument("-n", type=int, default=64)
     p.add_argument("--repeats", type=int, default=3)
     p.add_argument("--threads", type=int, default=1, help="of each model")
+    p.add_argument("--cpu-level", help="kernels that compute more slowly, for a target that memory does not limit")
     a = p.parse_args()
     print(f"{os.path.basename(a.model)}, alpha {a.alpha}, hit rate {a.hit_rate}, {a.fan} outcomes; tokens/s\n"
           f"{'draft':22} {'c':>5} {'sync, one core each':>22} {'ahead, one core each':>22} {'sync, both for both':>22}   "
