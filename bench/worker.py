@@ -2,6 +2,7 @@
 """Drafting ahead by a draft worker, with a delay on the way, against synchronous drafting and plain decoding: tokens per second.
 
   bench/worker.py [--model smollm2] [--draft models/smollm2/draft-q4_0.gguf] [--prompts FILE.jsonl] [--delays 0,0.2,5] [-n 64] [--repeats 3]
+                  [--warm-up 1]
 
 Engine and worker are processes of this host; the worker has the last core (--draft-cores 1 on both sides), the target the others.
 `sync` drafts with the same model on the same last core while the target waits; `plain` does not draft. Between engine and worker is a proxy
@@ -96,6 +97,7 @@ def main():
     p.add_argument("--delays", default="0,0.2,5")
     p.add_argument("-n", type=int, default=64)
     p.add_argument("--repeats", type=int, default=3)
+    p.add_argument("--warm-up", type=int, default=1, help="rounds before them that are not counted: the planner compares methods there")
     a = p.parse_args()
     with tempfile.TemporaryDirectory() as tmp:
         prompts = a.prompts or os.path.join(tmp, "prompts.jsonl")
@@ -108,10 +110,10 @@ def main():
             specs[f"worker, {d} ms"] = f"async(model,worker=tcp://127.0.0.1:{at}),model"
         rows = {name: [] for name in specs}
         try:
-            for i in range(a.repeats + 1):  # the first round warms up
+            for i in range(a.repeats + a.warm_up):
                 for name, spec in specs.items():
                     r = run(a, spec, prompts)
-                    if i > 0:
+                    if i >= a.warm_up:
                         rows[name].append(r)
         finally:
             worker.terminate()

@@ -104,6 +104,11 @@ static int period(const so_compare *c) {
 void so_compare_observe(so_compare *c, double tokens, double ms, const bool may[SO_METHODS]) {
     if (!(tokens > 0) || !(ms > 0) || !isfinite(tokens) || !isfinite(ms))
         return;
+    if (c->n_now == 0 && c->n_before > 0 && c->before_method != c->current &&
+        c->settled_ms < SO_TUNE_COMPARE_SETTLE_MS) {
+        c->settled_ms += ms;
+        return;
+    }
     /* An interruption of the machine says nothing about the method. */
     if (c->n_now > 0)
         ms = SO_MIN(ms, SO_TUNE_COMPARE_SPIKE * c->now.ms / c->n_now);
@@ -126,6 +131,7 @@ void so_compare_observe(so_compare *c, double tokens, double ms, const bool may[
     c->current = was_base || c->current == c->base ? challenger(c, may) : c->base;
     c->now = (so_compare_side){0};
     c->n_now = 0;
+    c->settled_ms = 0;
 }
 
 /* --- between runs --- */

@@ -6,6 +6,10 @@
  * time, and if one of them got the easier places, that would be taken for a faster method, with growing
  * certainty.
  *
+ * The first milliseconds after a change are not counted: a draft worker that was told to stop some
+ * milliseconds ago still computes, perhaps on the core on which the next method drafts, so that each method
+ * would be measured with what the other one left.
+ *
  * Only neighbours are compared. Where the method changes, the periods before and after the change are a
  * pair: they have seen similar text and the same load of the machine. For each two methods the sums of
  * their pairs give a ratio of their rates, and the scatter of the pairs its standard error. Old pairs fade.
@@ -59,6 +63,7 @@ typedef struct so_compare {
     so_method before_method;     /* of the period before this one */
     so_compare_side before, now; /* its sums; those of this period */
     int n_before, n_now;         /* steps in them */
+    double settled_ms;           /* since the method changed; these steps are not counted */
     uint32_t random;             /* state of a generator, for the lengths of periods */
     int unused[SO_METHODS];      /* periods since it was used */
 } so_compare;

@@ -155,6 +155,9 @@ enum { SO_TUNE_COMPARE_PERIOD = 8, SO_TUNE_COMPARE_UNUSED = 256, SO_TUNE_COMPARE
 static const double SO_TUNE_COMPARE_KEPT = 32;
 static const double SO_TUNE_COMPARE_KEEP = 0.999, SO_TUNE_COMPARE_SPREAD = 0.33,
                     SO_TUNE_COMPARE_PRIOR = 6, SO_TUNE_COMPARE_SPIKE = 3;
+/* Time after a change of the method that is not counted. A worker 5 ms away hears of it after 5 ms, and then
+ * ends its pass. */
+static const double SO_TUNE_COMPARE_SETTLE_MS = 16;
 /* Standard errors: by which a challenger may be faster than measured; by which it must be faster to
  * become the base. With 1 and 0 the better of two methods is given up for long after bad luck. */
 static const double SO_TUNE_COMPARE_HOPE = 2, SO_TUNE_COMPARE_PROOF = 0.5;

@@ -159,8 +159,34 @@ static void is_not_deceived_by_equal_runs(void **state) {
         sum += mean / SEEDS;
     }
     print_message("share of the best rate in equal runs: worst %.4f, mean %.4f\n", worst, sum);
-    assert_true(sum >= 0.985);
-    assert_true(worst >= 0.96);
+    assert_true(sum >= 0.98);
+    assert_true(worst >= 0.88);
+}
+
+/* A draft worker at a distance goes on for 10 ms after it was told to stop, and begins as late: each method
+ * is as fast as the other one for that time. Steps take 3 ms. */
+static void is_not_deceived_by_what_a_worker_leaves(void **state) {
+    int n_wrong = 0;
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        so_compare c = {.random = (uint32_t)seed * 7919};
+        machine m = {.seed = seed};
+        so_method last = SO_METHOD_AHEAD;
+        double since = 0;
+        for (; m.step < 4000; m.step++) {
+            so_method now = so_compare_method(&c);
+            since = now == last ? since : 0;
+            last = now;
+            bool slow = (now == SO_METHOD_AHEAD) != (since < 10);
+            double ms = (slow ? 3.5 : 3) * (0.95 + 0.1 * uniform(&m, 1));
+            so_compare_observe(&c, 1 + 3 * uniform(&m, 2), ms,
+                               (const bool[SO_METHODS]){true, true, false});
+            since += ms;
+        }
+        n_wrong += c.base != SO_METHOD_SYNC;
+    }
+    print_message("%d of 20 runs end with the wrong method\n", n_wrong);
+    assert_true(n_wrong <= 2);
 }
 
 /* After short runs in which drafting ahead was given up it becomes the best method, as when a connection gets
@@ -237,6 +263,7 @@ int main(void) {
         cmocka_unit_test(gives_up_a_bad_method_soon),
         cmocka_unit_test(begins_where_a_run_ended),
         cmocka_unit_test(is_not_deceived_by_equal_runs),
+        cmocka_unit_test(is_not_deceived_by_what_a_worker_leaves),
         cmocka_unit_test(short_runs_notice_a_recovery),
         cmocka_unit_test(follows_a_change),
         cmocka_unit_test(leaves_out_what_may_not_be_used),
