@@ -210,6 +210,13 @@ $(O)/bench/streams: bench/streams.c $(O)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) $< $(LDFLAGS) -pthread -o $@
 
+.PHONY: bench-rejections
+bench-rejections: $(O)/bench/rejections ## time of rejected guesses by their number (bench/rejections.c)
+	$(O)/bench/rejections
+$(O)/bench/rejections: bench/rejections.c $(OUT)/libsooth.a
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
+
 .PHONY: cuda
 cuda: build/libsooth_cuda.so ## build/libsooth_cuda.so, the GPU backend (needs nvcc)
 build/libsooth_cuda.so: $(wildcard src/backend/cuda/*) src/backend/backend.h src/backend/sample_row.h src/base/exact.h src/base/rng.h tools/cuda.sh
