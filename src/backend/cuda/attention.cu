@@ -30,7 +30,9 @@ enum { THREADS = 128 };
 
 typedef struct attn_args {
     so_kv_store s;
-    int layer, n, n_heads, window, rows_per, heads_per; /* heads_per: query heads of a block */
+    int layer, n, n_heads, window;
+    int per, groups;         /* query heads for each KV head, and how many blocks share them */
+    int rows_per, heads_per; /* rows and query heads of a block */
     const float *q;
     const so_attn_row *rows;
     const int32_t *pages, *tails;
@@ -42,22 +44,36 @@ typedef struct attn_args {
     so_half_rows half;
 } attn_args;
 
+/* A query head of a row. Found once for each column, since divisions take longer than the arithmetic. */
+typedef struct column {
+    int row;    /* in the block */
+    int number; /* of all columns: row · n_heads + head */
+} column;
+
 /* The rows and columns of a thread block. */
 typedef struct span {
     int row0, n_rows, kv, head0, n_heads, n_cols;
+    const column *column; /* [n_cols], shared; see find_columns */
 } span;
 
-SO_DEVICE span span_of(const attn_args &p) {
-    int per = p.n_heads / p.s.shape.n_heads_kv, groups = (per + p.heads_per - 1) / p.heads_per;
+SO_DEVICE span span_of(const attn_args &p, const column *columns) {
     span b;
-    b.kv = blockIdx.y / groups;
-    int first = blockIdx.y % groups * p.heads_per;
-    b.head0 = b.kv * per + first;
-    b.n_heads = min(p.heads_per, per - first);
+    b.kv = blockIdx.y / p.groups;
+    int first = blockIdx.y % p.groups * p.heads_per;
+    b.head0 = b.kv * p.per + first;
+    b.n_heads = min(p.heads_per, p.per - first);
     b.row0 = blockIdx.x * p.rows_per;
     b.n_rows = min(p.rows_per, p.n - b.row0);
     b.n_cols = b.n_rows * b.n_heads;
+    b.column = columns;
     return b;
+}
+
+/* Needs a barrier afterwards. */
+SO_DEVICE void find_columns(const attn_args &p, const span &b, column *columns) {
+    int col = threadIdx.x, row = col / b.n_heads;
+    if (col < b.n_cols)
+        columns[col] = {row, (b.row0 + row) * p.n_heads + b.head0 + col % b.n_heads};
 }
 
 SO_DEVICE so_attn_row row_of(const attn_args &p, int i) {
@@ -80,9 +96,8 @@ SO_DEVICE size_t entry_of(const attn_args &p, const so_attn_row &r, int pos, int
 }
 
 /* Index of running sum `split` of a column, in parts and stats. */
-SO_DEVICE size_t sum_of(const attn_args &p, const span &b, int col, int split) {
-    return ((size_t)(b.row0 + col / b.n_heads) * p.n_heads + b.head0 + col % b.n_heads) * SPLITS +
-           split;
+SO_DEVICE size_t sum_of(const span &b, int col, int split) {
+    return (size_t)b.column[col].number * SPLITS + split;
 }
 
 /* Merges the running sums of MERGED pairs of numbers: number i, i + THREADS, … of the block's columns (d is
@@ -98,9 +113,9 @@ SO_DEVICE void merge_pairs(const attn_args &p, const span &b, const so_attn_row 
         int at = min(i + k * THREADS, b.n_cols * (d / 2) - 1);
         col[k] = at / (d / 2);
         e[k] = at % (d / 2) * 2;
-        n[k] = min(SPLITS, (rows[col[k] / b.n_heads].pos + CHUNK) / CHUNK);
+        n[k] = min(SPLITS, (rows[b.column[col[k]].row].pos + CHUNK) / CHUNK);
         n_all = max(n_all, n[k]);
-        part[k] = (const float2 *)(p.parts + sum_of(p, b, col[k], 0) * d + e[k]);
+        part[k] = (const float2 *)(p.parts + sum_of(b, col[k], 0) * d + e[k]);
         o[k] = {0, 0};
     }
     for (int s0 = 0; s0 < n_all; s0 += 8) {
@@ -125,11 +140,12 @@ SO_DEVICE void merge_pairs(const attn_args &p, const span &b, const so_attn_row 
     for (int k = 0; k < MERGED; k++) {
         if (i + k * THREADS >= b.n_cols * (d / 2))
             continue;
-        int row = b.row0 + col[k] / b.n_heads, head = b.head0 + col[k] % b.n_heads;
+        column c = b.column[col[k]];
+        int row = b.row0 + c.row;
         o[k] = make_float2(__fmul_rn(o[k].x, over[col[k]]), __fmul_rn(o[k].y, over[col[k]]));
         if (p.out)
-            *(float2 *)(p.out + ((size_t)row * p.n_heads + head) * d + e[k]) = o[k];
-        so_put_half2(p.half, row, head * d + e[k], o[k].x, o[k].y);
+            *(float2 *)(p.out + (size_t)c.number * d + e[k]) = o[k];
+        so_put_half2(p.half, row, (c.number - row * p.n_heads) * d + e[k], o[k].x, o[k].y);
     }
 }
 
@@ -155,11 +171,11 @@ SO_DEVICE void merge_splits(const attn_args &p, const span &b, const so_attn_row
     float *over = (float *)(factors + b.n_cols * SPLITS); /* 1 / l */
     for (int i = threadIdx.x; i < b.n_cols * n_sums; i += THREADS) {
         int col = i / n_sums, s = i % n_sums;
-        factors[col * SPLITS + s] = so_load(p.stats + sum_of(p, b, col, s));
+        factors[col * SPLITS + s] = so_load(p.stats + sum_of(b, col, s));
     }
     __syncthreads();
     for (int col = threadIdx.x; col < b.n_cols; col += THREADS) {
-        int n = min(SPLITS, (rows[col / b.n_heads].pos + CHUNK) / CHUNK);
+        int n = min(SPLITS, (rows[b.column[col].row].pos + CHUNK) / CHUNK);
         float2 *f = factors + col * SPLITS;
         float m = -INFINITY, l = 0;
         for (int s = 0; s < n; s++)
@@ -245,24 +261,21 @@ typedef struct sight {
     int lowest;      /* no row sees a position below */
 } sight;
 
+/* One lane for each row; lanes without one repeat the last row. The same in all warps. */
 SO_DEVICE sight sight_of(const attn_args &p, const span &b, const so_attn_row *rows) {
-    sight v = {0, 0, INT32_MAX, 0, INT32_MAX, INT32_MAX};
-    int most = -1;
-    for (int i = 0; i < b.n_rows; i++) {
-        so_attn_row r = rows[i];
-        if (r.pos > most) {
-            most = r.pos;
-            v.longest = i;
-        }
-        if (r.page_off != rows[0].page_off)
-            v.same_to = 0;
-        else if (r.n_prefix <= r.pos)
-            v.same_to = min(v.same_to, r.n_prefix);
-        v.first = max(v.first, first_seen(p, r));
-        v.lowest = min(v.lowest, first_seen(p, r));
-        v.last = min(v.last, r.pos + 1);
-    }
+    const unsigned all = 0xffffffffu;
+    so_attn_row r = rows[min((int)threadIdx.x % 32, b.n_rows - 1)];
+    int most = __reduce_max_sync(all, r.pos), from = first_seen(p, r),
+        same = r.page_off != rows[0].page_off ? 0
+               : r.n_prefix <= r.pos          ? r.n_prefix
+                                              : INT32_MAX;
+    sight v;
     v.n_chunks = (most + CHUNK) / CHUNK;
+    v.longest = __ffs(__ballot_sync(all, r.pos == most)) - 1;
+    v.same_to = __reduce_min_sync(all, same);
+    v.first = __reduce_max_sync(all, from);
+    v.last = __reduce_min_sync(all, r.pos + 1);
+    v.lowest = __reduce_min_sync(all, from);
     if (b.n_rows == 1)
         v.same_to = INT32_MAX;
     return v;
@@ -284,10 +297,13 @@ static __global__ void __launch_bounds__(THREADS, U > 2     ? 1
     so_start_next();
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int d = p.s.shape.head_dim;
-    span b = span_of(p);
     __shared__ so_attn_row rows[Z::cols];
+    __shared__ column columns[Z::cols];
+    span b = span_of(p, columns);
+    static_assert(Z::cols <= 32, "sight_of has one lane for each row");
     if (threadIdx.x < b.n_rows)
         rows[threadIdx.x] = row_of(p, b.row0 + threadIdx.x);
+    find_columns(p, b, columns);
     __syncthreads();
     sight v = sight_of(p, b, rows);
     if (blockIdx.z >= v.n_chunks)
@@ -326,7 +342,7 @@ static __global__ void __launch_bounds__(THREADS, U > 2     ? 1
         for (int i = 0; i < U * 2; i++) {
             int col = warp + j * (THREADS / 32), e = i * 32 + lane;
             x[j][i] =
-                col < b.n_cols && e < d ? so_load(p.q + sum_of(p, b, col, 0) / SPLITS * d + e) : 0;
+                col < b.n_cols && e < d ? so_load(p.q + (size_t)columns[col].number * d + e) : 0;
         }
 #pragma unroll
     for (int j = 0; j < MINE; j++) {
@@ -393,7 +409,7 @@ static __global__ void __launch_bounds__(THREADS, U > 2     ? 1
 #pragma unroll
                                  for (int j = 0; j < MINE; j++) {
                                      int col = warp + j * (THREADS / 32),
-                                         i = min(col / b.n_heads, b.n_rows - 1);
+                                         i = columns[min(col, b.n_cols - 1)].row;
                                      so_attn_row r = rows[i];
                                      from[j] = max(first_seen(p, r) - chunk * CHUNK, 0);
                                      to[j] = min(r.pos + 1 - chunk * CHUNK, CHUNK);
@@ -496,17 +512,23 @@ static __global__ void __launch_bounds__(THREADS, U > 2     ? 1
             c += SPLITS;
         }
 #pragma unroll
-        for (int i = 0; i < U; i++)
+        for (int j = 0; j < NT; j++)
 #pragma unroll
-            for (int j = 0; j < NT; j++)
-                for (int e = 0; e < 4; e++) {
-                    int col = j * 8 + 2 * t + e % 2, dim = (warp + 4 * i) * 16 + g + e / 2 * 8;
-                    if (col < b.n_cols && dim < d)
-                        p.parts[sum_of(p, b, col, split) * d + dim] = o[i][j][e];
-                    o[i][j][e] = 0;
-                }
+            for (int k = 0; k < 2; k++) {
+                int col = j * 8 + 2 * t + k;
+                float *part = p.parts + sum_of(b, min(col, b.n_cols - 1), split) * d;
+#pragma unroll
+                for (int i = 0; i < U; i++)
+#pragma unroll
+                    for (int e = k; e < 4; e += 2) {
+                        int dim = (warp + 4 * i) * 16 + g + e / 2 * 8;
+                        if (col < b.n_cols && dim < d)
+                            part[dim] = o[i][j][e];
+                        o[i][j][e] = 0;
+                    }
+            }
         for (int col = threadIdx.x; col < b.n_cols; col += THREADS) {
-            p.stats[sum_of(p, b, col, split)] = make_float2(stat[col], stat[Z::cols + col]);
+            p.stats[sum_of(b, col, split)] = make_float2(stat[col], stat[Z::cols + col]);
             stat[col] = -INFINITY;
             stat[Z::cols + col] = 0;
         }
@@ -539,7 +561,10 @@ template <int T>
 static __global__ void __launch_bounds__(THREADS) scalar(const __grid_constant__ attn_args p) {
     extern __shared__ __align__(128) char shared[];
     so_start_next();
-    span b = span_of(p);
+    __shared__ column columns[GROUP];
+    span b = span_of(p, columns);
+    find_columns(p, b, columns);
+    __syncthreads();
     int row = b.row0, d = p.s.shape.head_dim, padded = (d + 31) / 32 * 32, stride = d + 1;
     int64_t *where = (int64_t *)shared; /* byte offset of each position's entry */
     float *keys = (float *)(where + CHUNK), *values = keys + CHUNK * stride,
@@ -613,7 +638,7 @@ static __global__ void __launch_bounds__(THREADS) scalar(const __grid_constant__
         }
     }
     for (int h = 0; h < b.n_heads; h++) {
-        size_t at = sum_of(p, b, h, blockIdx.z);
+        size_t at = sum_of(b, h, blockIdx.z);
         for (int i = 0, e = threadIdx.x; e < d; e += THREADS, i++)
             p.parts[at * d + e] = o[i * GROUP + h];
         if (threadIdx.x == 0)
@@ -639,13 +664,14 @@ void so_cuda_scratch_need(const so_op *op, so_scratch *need) {
 
 /* False if it needs more shared memory than a block can have. */
 template <int NT> static bool launch_tensor(const so_queue &q, attn_args p) {
-    int per = p.n_heads / p.s.shape.n_heads_kv, u = (p.s.shape.head_dim + 63) / 64;
+    int per = p.per, u = (p.s.shape.head_dim + 63) / 64;
     if (tensor_shared<NT>(u) > (size_t)q.shared_block)
         return false;
     p.heads_per = per < 8 * NT ? per : 8 * NT;
+    p.groups = (per + p.heads_per - 1) / p.heads_per;
     p.rows_per = 8 * NT / p.heads_per;
     dim3 grid((unsigned)((p.n + p.rows_per - 1) / p.rows_per),
-              (unsigned)(p.s.shape.n_heads_kv * ((per + p.heads_per - 1) / p.heads_per)), SPLITS);
+              (unsigned)(p.s.shape.n_heads_kv * p.groups), SPLITS);
     /* Most of the 32 running sums of a short context are empty. With many rows a block computes several of
      * them, as long as there are enough blocks. */
     while (p.n > 16 && grid.z > 1 && grid.x * grid.y * grid.z / 2 >= 4u * (unsigned)q.n_sms)
@@ -672,13 +698,13 @@ bool so_cuda_heads_fit(const so_kv_shape *s, int shared_block) {
 void so_cuda_attention(const so_queue &q, const so_op *op, so_half_rows half, bool keep,
                        const so_scratch *s) {
     const so_kv_store *st = op->attention.store;
-    int per = op->attention.n_heads / st->shape.n_heads_kv;
     auto at = [](so_view v) { return v.buf->data + v.off; };
     attn_args p = {};
     p.s = *st;
     p.layer = op->attention.layer;
     p.n = op->n;
     p.n_heads = op->attention.n_heads;
+    p.per = p.n_heads / st->shape.n_heads_kv;
     p.window = op->attention.window;
     p.q = (const float *)at(op->attention.q);
     p.rows = (const so_attn_row *)at(op->attention.rows);
@@ -701,8 +727,8 @@ void so_cuda_attention(const so_queue &q, const so_op *op, so_half_rows half, bo
     }
     p.rows_per = 1;
     p.heads_per = GROUP;
-    dim3 grid((unsigned)op->n, (unsigned)(st->shape.n_heads_kv * ((per + GROUP - 1) / GROUP)),
-              SPLITS);
+    p.groups = (p.per + GROUP - 1) / GROUP;
+    dim3 grid((unsigned)op->n, (unsigned)(st->shape.n_heads_kv * p.groups), SPLITS);
     so_launch(q,
               st->shape.dtype == SO_DTYPE_F32    ? scalar<SO_DTYPE_F32>
               : st->shape.dtype == SO_DTYPE_F16  ? scalar<SO_DTYPE_F16>
