@@ -539,13 +539,13 @@ SO_DEVICE void run_block(const mm_args &p) {
     float acc[PAIRS][GROUPS][4] = {}, total[PAIRS][GROUPS][4] = {};
     fragments f = {};
     int segment = first, slot = 0;
+    if (WGMMA)
+        finish_products<ROWS>(acc[0]); /* none yet: it defines acc before the loop */
 #pragma unroll 1
     for (int u = from; u < end; u++) {
         so_copy_wait<Z::stages - Z::lag - 1>();
         if (WGMMA)
             publish_copies();
-        if (WGMMA && Z::lag == 1)
-            finish_products<ROWS>(acc[0]);
         __syncthreads();
         int ahead = u + Z::stages - Z::lag,
             free = slot < Z::lag ? slot + Z::stages - Z::lag : slot - Z::lag;
@@ -570,6 +570,8 @@ SO_DEVICE void run_block(const mm_args &p) {
             multiply_all<FMT, 0, ROWS>(acc[0], f, pairs, x, lane, zero);
             if (FMT == SO_FMT_F32)
                 multiply_all<FMT, 1, ROWS>(acc[0], f, pairs, x, lane, zero);
+            if (Z::lag == 1)
+                finish_products<ROWS>(acc[0]);
         } else if (!idle) {
             multiply<FMT, 0, PAIRS, GROUPS>(acc, pairs, x, lane, zero);
             if (FMT == SO_FMT_F32)
