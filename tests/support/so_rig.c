@@ -1,6 +1,7 @@
 /* Opens a model and runs chains through it; see so_rig.h. */
 #include "so_rig.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +14,13 @@ const char *so_test_device(void) {
 }
 
 bool so_test_on_gpu(void) { return strcmp(so_test_device(), "cpu") != 0; }
+
+void so_test_skip_encoders(void) {
+    if (!so_test_on_gpu())
+        return;
+    puts("skip: encoder-decoder models do not run on a GPU yet");
+    skip();
+}
 
 /* A GPU defers everything by itself. */
 static const char *backend_name(const so_rig_opts *o) {

@@ -38,6 +38,8 @@ void so_rig_chunks(so_rig *r, so_seq *s, const int32_t *tokens, int n, int chunk
 /* The backend that model tests run on: $SOOTH_DEVICE, or cpu. */
 const char *so_test_device(void);
 bool so_test_on_gpu(void);
+/* Skips a test of encoder-decoder models where they do not run. */
+void so_test_skip_encoders(void);
 bool so_test_full(void);
 
 /* The levels this CPU has, scalar first. */
