@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the style rules: layers, function lengths, banned calls, formatting.
+"""Checks the style rules: layers, function lengths, banned calls, formatting, scripts that can be run.
 
 Prints one line per breach and exits with 1 if there is any. Rules that are not checked here are advice.
 """
@@ -133,6 +133,16 @@ def check_format(files):
         breach(path, 1, "not formatted: run clang-format -i")
 
 
+def check_scripts():
+    """Documents name scripts by their path, so each one must be executable."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "bench", "tests", "tools", "packaging", "*.sh"],
+                            cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    for path in listed:
+        full = os.path.join(ROOT, path)
+        if os.path.isfile(full) and not os.access(full, os.X_OK) and open(full, "rb").read(2) == b"#!":
+            breach(path, 1, "begins with #! but is not executable: chmod +x")
+
+
 def main():
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "src", "include", "tests", "examples"],
                             cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
@@ -149,6 +159,7 @@ def main():
             if code.count("\n") > MAX_FILE:
                 breach(path, 1, f"{code.count(chr(10))} lines (at most {MAX_FILE})")
     check_format(files)
+    check_scripts()
     for b in breaches:
         print(b)
     print(f"lint: {len(files)} files, {len(breaches)} breaches")
