@@ -84,10 +84,10 @@ struct so_request {
     so_err err;
     bool cancelled;
 
-    so_sample_params sample; /* its seed is the key of all random numbers (nonce.c) */
-    uint64_t seed, nonce;    /* as given or chosen; the nonce is valid if has_nonce */
-    bool has_nonce;
-    bool greedy; /* the sampled token is the argmax that the backend computes */
+    so_sample_params sample;      /* its seed is the key of all random numbers (nonce.c) */
+    uint64_t seed, nonce;         /* as given or chosen; the nonce is valid if has_nonce */
+    bool has_nonce, hashed_nonce; /* hashed: from the request, so that it must lose no guess */
+    bool greedy;                  /* the sampled token is the argmax that the backend computes */
     /* The backend samples from the rows of a pass, or weighs a guess; logits are downloaded only if
      * that is not enough (verifier.c). */
     bool on_device;
@@ -187,6 +187,8 @@ void so_schedule_admit(so_engine *e);
 void so_schedule_gather(so_engine *e);
 /* Reserves pages for guesses of r in this step. Returns how many of the `want` guesses fit. */
 int so_schedule_reserve(so_request *r, int want);
+/* Whether r may use more pages than a context needs, as beams may. */
+bool so_schedule_exceeds_context(const so_request *r);
 /* Whether the cache has the pages of a whole context for each place, so that no guess is dropped and no
  * request preempted for lack of pages. Beams may take more. */
 bool so_schedule_has_all_pages(const so_engine *e);

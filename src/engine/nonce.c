@@ -53,6 +53,8 @@
  *                               guesses were dropped would not help, because sampling again
  *                               depending on the first outcome is a bias itself. So the nonce is
  *                               hashed only if guesses can never be dropped (never_loses_guesses)
+ *     beams                     may take the pages of guesses. They do not run beside a request whose
+ *                               nonce was hashed (engine/schedule.c, may_run_together)
  *     a drafter that fails      its requests have no guesses in that step. A draft model's pass
  *                               fails only if the machine does, which no text influences
  *     preemption                changes neither the text nor what drafters read of it, and the
@@ -99,14 +101,24 @@ static int max_nodes(const so_request *r) {
 
 static int min_guesses_per_pass(const so_engine *e) { return e->max_guesses / e->o.n_parallel; }
 
+static bool any_exceeds_context(const so_request *list) {
+    for (; list; list = list->next)
+        if (so_schedule_exceeds_context(list))
+            return true;
+    return false;
+}
+
 /* True if other requests can never cost this one a guess. so_schedule_reserve gives no request more
  * pages than a context needs; with that many pages for each request, the last one gets as many as
  * the first. The draft's cache has at least as many pages, and its guesses end within the pages of
- * its context. */
+ * its context. Beams may take more pages: there are none now, and later ones do not run beside a
+ * request whose nonce was hashed (schedule.c). */
 static bool never_loses_guesses(const so_request *r) {
     const so_engine *e = r->e;
     if (e->o.n_parallel == 1)
         return true;
+    if (any_exceeds_context(e->running) || any_exceeds_context(e->waiting))
+        return false;
     return so_schedule_has_all_pages(e) && min_guesses_per_pass(e) >= max_nodes(r);
 }
 
@@ -209,9 +221,8 @@ void so_nonce_choose(so_request *r, const so_request_opts *o) {
     r->has_nonce = needs_nonce(r);
     if (!r->has_nonce)
         return;
-    r->nonce = o->has_nonce                        ? o->nonce
-               : guesses_depend_on_request_only(r) ? hash_request(r, o)
-                                                   : new_nonce();
+    r->hashed_nonce = !o->has_nonce && guesses_depend_on_request_only(r);
+    r->nonce = o->has_nonce ? o->nonce : r->hashed_nonce ? hash_request(r, o) : new_nonce();
     r->sample.seed = so_nonce_key(r->seed, r->nonce);
 }
 

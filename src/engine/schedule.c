@@ -166,12 +166,25 @@ static bool fits_draft(const so_engine *e, const so_request *r) {
     return fraction < 1 + 1e-9;
 }
 
+bool so_schedule_exceeds_context(const so_request *r) { return r->max_slots > r->e->o.n_ctx; }
+
+/* A hashed nonce is exact only if the request loses no guess (nonce.c), and beams take the pages of guesses.
+ * Whichever of the two comes later in rank waits. A request that comes while beams run or wait has a
+ * random nonce, so beams wait for requests before them alone. */
+static bool may_run_together(const so_engine *e, const so_request *r) {
+    for (const so_request *q = e->running; q; q = q->next)
+        if ((r->hashed_nonce && so_schedule_exceeds_context(q)) ||
+            (q->hashed_nonce && so_schedule_exceeds_context(r)))
+            return false;
+    return true;
+}
+
 /* Counts the pages that r needs now, the pages that running requests still lack, and one page of
  * growth for each. Counting pages for the longest possible answer would admit fewer requests, and
  * most answers end earlier. */
 static bool can_admit(const so_engine *e, const so_request *r) {
-    return e->n_running == 0 ||
-           (e->n_running < e->o.n_parallel && fits_target(e, r) && fits_draft(e, r));
+    return e->n_running == 0 || (e->n_running < e->o.n_parallel && may_run_together(e, r) &&
+                                 fits_target(e, r) && fits_draft(e, r));
 }
 
 static void attach_prefix(so_request *r) {
@@ -368,7 +381,7 @@ bool so_schedule_can_promise(const so_request *r) {
     if (!so_schedule_has_all_pages(e) || (e->waiting && e->waiting->priority > r->priority))
         return false;
     for (const so_request *q = e->running; q; q = q->next)
-        if (q->max_slots > e->o.n_ctx)
+        if (so_schedule_exceeds_context(q))
             return false;
     return true;
 }

@@ -160,6 +160,38 @@ static void test_neighbours(void **state) {
     assert_true(is_hashed(f, &eo, "model", 4));
 }
 
+/* Beams may take the pages of guesses, so a request that comes beside them has a random nonce, and they wait for
+ * requests with a hashed one. */
+static void test_beams(void **state) {
+    const fixture *f = *state;
+    so_err err = {0};
+    so_engine_opts eo = engine_opts(f);
+    eo.n_parallel = 2;
+    so_engine *e = open_engine(f, &eo);
+    so_request_opts sampled = request_opts(f, "model", 4), wide = sampled;
+    wide.spec = (so_spec_opts){0};
+    wide.sample.temp = 0;
+    so_beam_opts_defaults(&wide.beams);
+    wide.beams.width = 8;
+    so_request *first = NULL, *beams = NULL;
+    SO_OK_OR_FAIL(so_engine_submit(e, &sampled, &first, &err), err);
+    SO_OK_OR_FAIL(so_engine_submit(e, &wide, &beams, &err), err);
+    uint64_t hashed = 0, a = nonce_or_fail(e, &sampled), b = nonce_or_fail(e, &sampled);
+    assert_true(so_request_nonce(first, &hashed));
+    assert_true(a != b && a != hashed && b != hashed);
+    while (so_request_finish(first) == SO_FINISH_NONE) {
+        assert_true(so_engine_step(e, &err) >= 0);
+        assert_true(so_request_get_stats(beams)->queue_ms == 0); /* not admitted yet */
+    }
+    so_case_run(e);
+    assert_true(so_request_finish(beams) != SO_FINISH_ERROR);
+    assert_true(so_request_get_stats(beams)->queue_ms > 0);
+    so_request_free(first);
+    so_request_free(beams);
+    assert_true(nonce_or_fail(e, &sampled) == hashed);
+    so_engine_free(e);
+}
+
 /* --- what is hashed --- */
 
 static void count_table(const char *path, int32_t token) {
@@ -402,6 +434,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_when_the_nonce_is_hashed),
         cmocka_unit_test(test_neighbours),
+        cmocka_unit_test(test_beams),
         cmocka_unit_test(test_every_input_is_hashed),
         cmocka_unit_test(test_table_contents_are_hashed),
         cmocka_unit_test(test_inputs_that_are_not_hashed),
