@@ -93,7 +93,7 @@ static int try_output(job *j) {
 
 static int check_text(job *j, size_t at, so_str piece) {
     size_t len;
-    uint32_t cp;
+    uint32_t cp = 0;
     for (size_t i = 0; i < piece.len; i += len)
         if (so_utf8_next(piece.ptr + i, piece.len - i, &cp, &len) != SO_UTF8_OK || cp == 0)
             return so_err_set(&j->err, SO_EFORMAT, "%s: is not text: byte 0x%02X at offset %zu %s",
