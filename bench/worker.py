@@ -30,39 +30,57 @@ PROMPTS = ["Why is the sea blue?", "Write a short story about a boat.", "How do 
 
 
 class Proxy:
-    """Forwards connections to a port, each byte `ms` later."""
+    """Forwards connections to a port, each byte `delay` seconds later; cut() ends all connections. A subclass may change the bytes."""
 
-    def __init__(self, port, ms):
-        self.delay, self.target = ms / 1000, port
+    def __init__(self, port, delay=0.0):
+        self.target, self.delay = port, delay
+        self.pairs, self.lock = set(), threading.Lock()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self.accept, daemon=True).start()
 
+    def alter(self, data):
+        return data
+
     def accept(self):
         while True:
             a, _ = self.listener.accept()
-            b = socket.create_connection(("127.0.0.1", self.target))
+            try:
+                b = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:  # nobody listens any more
+                a.close()
+                continue
             for s in (a, b):
                 s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self.lock:
+                self.pairs.add((a, b))
             threading.Thread(target=self.forward, args=(a, b), daemon=True).start()
 
     def forward(self, a, b):
-        queue = collections.deque()  # (due, from, bytes)
-        other = {a: b, b: a}
-        while True:
-            wait = max(queue[0][0] - time.monotonic(), 0) if queue else None
-            for s in select.select([a, b], [], [], wait)[0]:
-                try:
+        queue, other = collections.deque(), {a: b, b: a}  # (due, from, bytes)
+        try:
+            while True:
+                wait = max(queue[0][0] - time.monotonic(), 0) if queue else None
+                for s in select.select([a, b], [], [], wait)[0]:
                     data = s.recv(1 << 16)
-                except ConnectionError:
-                    data = b""
-                if not data:
-                    a.close(), b.close()
-                    return
-                queue.append((time.monotonic() + self.delay, s, data))
-            while queue and queue[0][0] <= time.monotonic():
-                _, s, data = queue.popleft()
-                other[s].sendall(data)
+                    if not data:
+                        return
+                    queue.append((time.monotonic() + self.delay, s, self.alter(data)))
+                while queue and queue[0][0] <= time.monotonic():
+                    _, s, data = queue.popleft()
+                    other[s].sendall(data)
+        except OSError:
+            pass
+        finally:
+            with self.lock:
+                self.pairs.discard((a, b))
+            a.close(), b.close()
+
+    def cut(self):
+        with self.lock:
+            for pair in self.pairs:
+                for s in pair:
+                    s.shutdown(socket.SHUT_RDWR) if s.fileno() >= 0 else None
 
 
 def start_worker(draft, log):
@@ -106,7 +124,7 @@ def main():
         worker, port = start_worker(a.draft, os.path.join(tmp, "log"))
         specs = {"plain": "none", "sync": "model", "async, here": "async(model)"}
         for d in a.delays.split(","):
-            at = port if float(d) == 0 else Proxy(port, float(d)).port
+            at = port if float(d) == 0 else Proxy(port, float(d) / 1000).port
             specs[f"worker, {d} ms"] = f"async(model,worker=tcp://127.0.0.1:{at}),model"
         rows = {name: [] for name in specs}
         try:
@@ -128,4 +146,5 @@ def main():
               f"  {'same' if all(r['tokens'] == want for r in runs) else 'DIFFERENT'}")
 
 
-main()
+if __name__ == "__main__":
+    main()

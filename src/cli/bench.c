@@ -86,7 +86,7 @@ static int score_text(so_bench_rig *g, so_str text, score *s) {
     return rc;
 }
 
-/* One half of a line. The tokenizer adds an end token to no text, too. */
+/* One half of a line. The tokenizer adds an end token to an empty text, too. */
 static int encode_half(so_bench_rig *g, const char *what, so_str text, so_tokens *out) {
     out->len = 0;
     int rc = so_tokenizer_encode(g->b.tok, text, SO_ENCODE_ADD_SPECIAL, out, &g->err);

@@ -20,9 +20,7 @@ import collections
 import os
 import random
 import re
-import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +30,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import soak  # noqa: E402  (it finds rig)
 from soak import rig  # noqa: E402
 
+sys.path.insert(0, os.path.join(rig.ROOT, "bench"))
+from worker import Proxy  # noqa: E402
+
 STORY = os.path.join(rig.ROOT, "models", "story")
 DRAFTERS = [None] * 5 + ["async(model)", "model", "lookup,async(model,fallback=none)"]  # None: the server's, with the worker
 CONTEXT = 256  # small: a cache grows until each of its pages was used once
@@ -39,59 +40,18 @@ PROMPTS = ["Once upon a time there was a little boat", "The dog saw a red ball a
            "One day, a bird", "The sun was hot and"]
 
 
-class Proxy:
-    """Forwards connections to a port. Every byte is `delay` seconds late; cut() ends all connections; with `garble` a byte of some
-    messages is changed."""
+class GarblingProxy(Proxy):
+    """With `garble` a byte of some messages is changed."""
 
     def __init__(self, port, rng):
-        self.target, self.rng, self.delay, self.garble = port, rng, 0.0, False
-        self.pairs, self.lock = set(), threading.Lock()
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
+        self.rng, self.garble = rng, False
+        super().__init__(port)
 
-    def accept(self):
-        while True:
-            a, _ = self.listener.accept()
-            try:
-                b = socket.create_connection(("127.0.0.1", self.target))
-            except OSError:  # the worker is gone
-                a.close()
-                continue
-            for s in (a, b):
-                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self.lock:
-                self.pairs.add((a, b))
-            threading.Thread(target=self.forward, args=(a, b), daemon=True).start()
-
-    def forward(self, a, b):
-        queue, other = collections.deque(), {a: b, b: a}  # (due, from, bytes)
-        try:
-            while True:
-                wait = max(queue[0][0] - time.monotonic(), 0) if queue else None
-                for s in select.select([a, b], [], [], wait)[0]:
-                    data = s.recv(1 << 16)
-                    if not data:
-                        return
-                    if self.garble and self.rng.random() < 0.02:
-                        at = self.rng.randrange(len(data))
-                        data = data[:at] + bytes([data[at] ^ 1 << self.rng.randrange(8)]) + data[at + 1:]
-                    queue.append((time.monotonic() + self.delay, s, data))
-                while queue and queue[0][0] <= time.monotonic():
-                    _, s, data = queue.popleft()
-                    other[s].sendall(data)
-        except OSError:
-            pass
-        finally:
-            with self.lock:
-                self.pairs.discard((a, b))
-            a.close(), b.close()
-
-    def cut(self):
-        with self.lock:
-            for pair in self.pairs:
-                for s in pair:
-                    s.shutdown(socket.SHUT_RDWR) if s.fileno() >= 0 else None
+    def alter(self, data):
+        if not self.garble or self.rng.random() >= 0.02:
+            return data
+        at = self.rng.randrange(len(data))
+        return data[:at] + bytes([data[at] ^ 1 << self.rng.randrange(8)]) + data[at + 1:]
 
 
 class Worker:
@@ -292,7 +252,7 @@ def main():
     log = f"/tmp/sooth-soak-worker-{os.getpid()}.log"
     worker = Worker(a.draft, ["-t", "1"], log)
     try:
-        proxy = Proxy(worker.port, random.Random(a.seed + 2))
+        proxy = GarblingProxy(worker.port, random.Random(a.seed + 2))
         spec = f"async(model,worker=tcp://127.0.0.1:{proxy.port}),model"
         with rig.Server("-t", "1", "--draft-cores", "1", "-md", a.draft, "--parallel", "4", "--ctx-size", str(CONTEXT), "--timeout", "60",
                         "--spec", spec, model=a.model) as s:
