@@ -168,9 +168,9 @@ static bool fits_draft(const so_engine *e, const so_request *r) {
 
 bool so_schedule_exceeds_context(const so_request *r) { return r->max_slots > r->e->o.n_ctx; }
 
-/* A hashed nonce is exact only if the request loses no guess (nonce.c), and beams take the pages of guesses.
- * Whichever of the two comes later in rank waits. A request that comes while beams run or wait has a
- * random nonce, so beams wait for requests before them alone. */
+/* A hashed nonce is exact only if the request never loses a guess (nonce.c), but beams may use the pages
+ * that its guesses need. So the two never run together; the one later in rank waits. A request submitted
+ * while beams run or wait gets a random nonce, so beams wait only for requests submitted before them. */
 static bool may_run_together(const so_engine *e, const so_request *r) {
     for (const so_request *q = e->running; q; q = q->next)
         if ((r->hashed_nonce && so_schedule_exceeds_context(q)) ||

@@ -38,8 +38,8 @@ static void scale(so_compare_pair *p, double by) {
         *sums[i] *= by;
 }
 
-/* A method that is not used is better than all that is known of it: things may have changed, so half of that
- * is forgotten. By chance this happens to one pair in six. */
+/* Forgets half of a pair's record if the unused method did much better than the record says: conditions may
+ * have changed. Scatter alone causes this in one pair out of six. */
 static void forget_if_surprised(const so_compare *c, so_compare_pair *p, double ratio) {
     double sign = c->current == c->base ? 0 : c->current < c->base ? 1 : -1;
     double mean = p->log_sum / p->n;

@@ -44,7 +44,8 @@ typedef struct attn_args {
     so_half_rows half;
 } attn_args;
 
-/* A query head of a row. Found once for each column, since divisions take longer than the arithmetic. */
+/* A query head of a row. Computed once per column: it takes divisions, which cost more than the attention
+ * itself if they are repeated for each number. */
 typedef struct column {
     int row;    /* in the block */
     int number; /* of all columns: row · n_heads + head */

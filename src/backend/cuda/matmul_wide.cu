@@ -297,11 +297,11 @@ template <int ROWS> SO_DEVICE void finish_products(float (*acc)[4]) {
     settle<ROWS / 2>(acc[0]);
 }
 
-/* acc += a pair of tiles times all rows, one unit. The tensor cores may still multiply when this returns, so
- * that the next unit is copied and decoded beside them: finish_products comes before anything else
- * that reads acc. f: the weights being multiplied. The tensor cores read them from their registers meanwhile,
- * which the compiler does not know: it would decode the next ones into the same registers. Because
- * of `zero`, which is 0 but unknown to it, the old ones are used once more after the wait. */
+/* acc += a pair of tiles times all rows, one unit. The tensor cores may still be multiplying when this
+ * returns, so that the next unit is copied and decoded meanwhile; call finish_products before acc is read.
+ * f: the weights being multiplied. The tensor cores read these registers until the wait. The compiler does
+ * not know that and would decode the next weights into them, so `f & zero` keeps them in use until then
+ * (zero is 0, but the compiler cannot tell). */
 template <int FMT, int PART, int ROWS>
 SO_DEVICE void multiply_all(float (*acc)[4], fragments &f, const char *pair, const char *rows,
                             int lane, uint32_t zero) {
