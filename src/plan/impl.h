@@ -1,5 +1,5 @@
-/* Internal to the planner: shared by plan.c (one step) and learn.c (sets, requests, records). Not
- * included elsewhere. */
+/* Internal to the planner: shared by plan.c (one step), price.c (what guesses take), method.c (when
+ * to draft ahead) and learn.c (sets, requests, records). Not included elsewhere. */
 #ifndef SO_PLAN_IMPL_H
 #define SO_PLAN_IMPL_H
 
@@ -105,6 +105,20 @@ struct so_planner {
     int steps_since_plain;
     so_plan plan;
 };
+
+/* --- price.c --- */
+
+/* The time of a drafter's level for a number of chains. */
+double so_plan_level_ms(const so_planner *p, const so_plan_set *s, int leaf, int chains);
+/* The time of one more branch in a level that n requests share. */
+double so_plan_branch_ms(const so_planner *p, const so_plan_set *s, int leaf, int n);
+/* The cost of one more row at each depth, if every level adds n rows to a pass that has `rows`
+ * already. */
+void so_plan_row_costs(const so_planner *p, int rows, int n, double ms[SO_TERMS_DEPTHS]);
+/* The time of the drafter's catch-up; a source is part of the first one. */
+double so_plan_catch_up_ms(const so_planner *p, const so_plan_query *query, int leaf);
+/* The part of it that is charged to one step. */
+double so_plan_catch_up_part(const so_plan_query *query, int leaf);
 
 /* --- method.c --- */
 

@@ -101,26 +101,6 @@ static bool needs_plan(const so_planner *p, const so_plan_set *s, int leaf, cons
                               SO_TUNE_LEVEL_FREE * so_costs_pass(&p->costs, 1);
 }
 
-static double level_cost_ms(const so_planner *p, const so_plan_set *s, int leaf, int chains) {
-    return s->costs[leaf] ? so_costs_level(&p->costs, s->costs[leaf], chains) : 0;
-}
-
-/* The cost of one more row at each depth, if every level adds n rows to a pass that has `rows`
- * already. t(n) has jumps and a drafter looks only one level ahead. So the cost is the least mean
- * cost of the next few rows: a chain must not end at a jump whose cost the next levels share.
- * so_plan_choose uses the exact costs. */
-static void row_costs(const so_planner *p, int rows, int n, double ms[DEPTHS]) {
-    int ahead = SO_MAX(1, SO_TUNE_LOOK_AHEAD / n);
-    double t[DEPTHS + 1];
-    for (int d = 0; d <= DEPTHS; d++)
-        t[d] = so_costs_pass(&p->costs, rows + n * d);
-    for (int d = 0; d < DEPTHS; d++) {
-        ms[d] = (t[d + 1] - t[d]) / n;
-        for (int k = d + 2; k <= SO_MIN(DEPTHS, d + ahead); k++)
-            ms[d] = SO_MIN(ms[d], (t[k] - t[d]) / n / (k - d));
-    }
-}
-
 /* How often the first guess of a merged drafter is not among those made before it. */
 static double novelty(const so_plan_set *s, int leaf) {
     const so_mean *m = &s->novelty[leaf];
@@ -149,24 +129,6 @@ static double reach_of(const so_plan_request *r, int leaf, int *rank) {
     return r->tree->n_proposals > 0 ? left * novelty(r->set, leaf) : left;
 }
 
-/* The time of the drafter's catch-up; a source is part of the first one. */
-static double catch_up_ms(const so_planner *p, const so_plan_query *query, int leaf) {
-    const so_draft_cost *cost = query->r->set->costs[leaf];
-    int read = query->r->n_prefilled[leaf], unread = query->n_tokens - 1 - read;
-    unread += read == 0 ? query->r->o.n_source : 0;
-    return cost ? so_costs_catch_up(&p->costs, cost) * SO_MAX(unread, 0) : 0;
-}
-
-/* The part of the catch-up cost that is charged to one step: the cost is divided among the steps of
- * the rest of the answer. But a drafter that was skipped in a fraction f of the steps has to catch
- * up again and again, and is charged at least the fraction f of the cost. */
-static double catch_up_part(const so_plan_query *query, int leaf) {
-    double left = SO_MIN(query->tokens_left, SO_TUNE_ANSWER_TOKENS);
-    double part = SO_MIN(1, SO_TUNE_STEP_TOKENS / SO_MAX(left, SO_TUNE_STEP_TOKENS));
-    bool has_prefilled = query->r->n_prefilled[leaf] > 0;
-    return has_prefilled ? SO_MAX(part, 1 - query->r->use_rate[leaf].value) : part;
-}
-
 /* reach, rank: of the drafter's first guess. The terms are stored in the request, because a copy is
  * large. */
 static so_candidate candidate_of(const so_planner *p, so_plan_query *query, int leaf, double reach,
@@ -179,19 +141,13 @@ static so_candidate candidate_of(const so_planner *p, so_plan_query *query, int 
                       .flat_cost = r->set->drafters->leaves[leaf]->flat_cost,
                       .tree = r->set->drafters->leaves[leaf]->tree_nodes > 0,
                       .check_ms = so_costs_check(&p->costs, r->o.verify),
-                      .catch_up_ms = catch_up_ms(p, query, leaf),
+                      .catch_up_ms = so_plan_catch_up_ms(p, query, leaf),
                       .evidence = so_accept_evidence(&r->accept, leaf, rank)};
     so_accept_terms(&r->accept, leaf, rank, c.terms);
     if (c.tree)
         so_accept_sibling_terms(&r->accept, leaf, rank, c.terms);
     c.terms->start_value = (float)reach;
     return c;
-}
-
-/* The time of one more branch in a level that n requests share. */
-static double branch_cost_ms(const so_planner *p, const so_plan_set *s, int leaf, int n) {
-    return (level_cost_ms(p, s, leaf, n + SO_TUNE_BRANCHES) - level_cost_ms(p, s, leaf, n)) /
-           SO_TUNE_BRANCHES;
 }
 
 static void set_price(const so_planner *p, so_candidate *c, int leaf, const double row_ms[DEPTHS],
@@ -204,7 +160,7 @@ static void set_price(const so_planner *p, so_candidate *c, int leaf, const doub
         c->first_gain = c->reach * so_accept_first_gain(
                                        &c->query->r->accept, leaf, c->rank, c->terms,
                                        (double)c->terms->row_price[0] / c->reach, &c->keep_chance);
-    c->first_gain -= p->price * c->catch_up_ms * catch_up_part(c->query, leaf);
+    c->first_gain -= p->price * c->catch_up_ms * so_plan_catch_up_part(c->query, leaf);
     if (c->left_out)
         c->first_gain = c->keep_chance = 0;
     c->path = c->reach;
@@ -312,7 +268,7 @@ static void set_answer(so_candidate *c, int depth, int leaf) {
 static bool would_pay(so_planner *p, const so_candidate *c, int n, double level_ms, double chance) {
     double price = p->price / running_gain(p, p->step.n_requests + p->step.n_prefilling);
     double total = -price * after_draft_ms(p, rows_now(p) + n), path = 1, row_ms[DEPTHS];
-    row_costs(p, rows_now(p), n, row_ms);
+    so_plan_row_costs(p, rows_now(p), n, row_ms);
     for (int d = 0; d < DEPTHS; d++) {
         path *= chance;
         total += n * (path - price * (row_ms[d] + c->check_ms));
@@ -377,10 +333,10 @@ static double chain_gain(const so_planner *p, so_plan_query query, int leaf, dou
     int n = 0;
     for (int i = 0; i < p->n_entries; i++)
         n += p->entries[i].r && p->entries[i].r->set == r->set;
-    double level_ms = level_cost_ms(p, r->set, leaf, n) / n, total = 0;
+    double level_ms = so_plan_level_ms(p, r->set, leaf, n) / n, total = 0;
     if (r->gave_no_rows[leaf] && !drafts_ahead(r->set->drafters->leaves[leaf]))
         return 0;
-    row_costs(p, rows_now(p) - (r->tree->n_nodes - 1), 1, row_ms);
+    so_plan_row_costs(p, rows_now(p) - (r->tree->n_nodes - 1), 1, row_ms);
     so_candidate c = candidate_of(p, &query, leaf, reach, rank);
     set_price(p, &c, leaf, row_ms, level_ms);
     for (int d = 1; d <= SO_MIN(query.max_depth, DEPTHS); d++) {
@@ -432,7 +388,7 @@ static void value_candidates(const so_planner *p, so_candidate *c, int n, int st
         c[i].left_out = left_out;
     }
     for (int k = 0; k < (n > 1 ? 3 : 1); k++) {
-        row_costs(p, rows_now(p), SO_MAX(1, (int)(kept + 0.5)), row_ms);
+        so_plan_row_costs(p, rows_now(p), SO_MAX(1, (int)(kept + 0.5)), row_ms);
         kept = 0;
         for (int i = 0; i < n; i++) {
             set_price(p, &c[i], leaf, row_ms, level_ms);
@@ -441,7 +397,7 @@ static void value_candidates(const so_planner *p, so_candidate *c, int n, int st
     }
     for (int i = 0; i < n && c[i].tree; i++)
         c[i].terms->branch_price =
-            (float)(p->price * branch_cost_ms(p, c[i].query->r->set, leaf, n));
+            (float)(p->price * so_plan_branch_ms(p, c[i].query->r->set, leaf, n));
 }
 
 /* Whether the method of this step leaves a drafter out. */
@@ -474,7 +430,7 @@ void so_plan_set_depths(so_planner *p, int stage, so_plan_query *queries, int n)
     }
     if (m == 0)
         return;
-    double level_ms = level_cost_ms(p, s, leaf, m);
+    double level_ms = so_plan_level_ms(p, s, leaf, m);
     /* Without a cost curve the first pass is plain. */
     bool may = p->plain_ms > 0 && !p->force_plain;
     if (may) {
@@ -567,7 +523,7 @@ void so_plan_observe_draft(so_planner *p, int stage, so_plan_query *queries,
     }
     p->drafted |= u.levels > 0;
     so_costs_observe_draft(&p->costs, s->costs[leaf], &u);
-    double levels_ms = u.levels * level_cost_ms(p, s, leaf, SO_MAX(u.chains, 1));
+    double levels_ms = u.levels * so_plan_level_ms(p, s, leaf, SO_MAX(u.chains, 1));
     double expected_ms = levels_ms + u.n_catch_up * so_costs_catch_up(&p->costs, s->costs[leaf]);
     p->levels_ms += levels_ms;
     p->expected_draft_ms += expected_ms;
@@ -614,7 +570,7 @@ static double gain_of_stage(so_planner *p, const so_plan_query *query, int leaf)
         chain_gain(p, *query, leaf, 1, 0, NULL) - p->price * after_draft_ms(p, rows_now(p) + n) / n;
     double evidence = so_accept_evidence(&r->accept, leaf, 0);
     double ms = so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) +
-                level_cost_ms(p, r->set, leaf, 1) + catch_up_ms(p, query, leaf);
+                so_plan_level_ms(p, r->set, leaf, 1) + so_plan_catch_up_ms(p, query, leaf);
     if (best <= required_gain(p, n) / n || ms / p->plain_ms * (1 - evidence) > max_risk(p))
         return 0;
     return evidence >= SO_TUNE_KNOWN ? SO_MAX(best, yield_gain(p, r, leaf)) : best;
@@ -758,7 +714,7 @@ static void learn_yield(so_planner *p, const so_plan_entry *e) {
         tokens += e->keep[i] ? (double)value[i] : 0;
     }
     double ms = so_costs_pass(&p->costs, rows + kept) - p->plain_ms +
-                r->levels * level_cost_ms(p, r->set, r->terms_leaf, 1) +
+                r->levels * so_plan_level_ms(p, r->set, r->terms_leaf, 1) +
                 kept * so_costs_check(&p->costs, r->o.verify);
     so_yield *own = &r->yields[r->terms_leaf], *all = &r->set->yields[r->o.mode][r->terms_leaf];
     so_smooth(&own->tokens, tokens, SO_TUNE_OWN_YIELD_PART);
