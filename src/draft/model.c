@@ -6,8 +6,8 @@
  *   - at the job's limits, or when the tree is full;
  *   - at the end of the draft's context, or when its cache has too few pages;
  *   - at a row whose most likely token has a probability below p_min;
- *   - with terms, where another guess (next_gain, is_worth_drawing) or another level for all chains
- *     (end_unprofitable) does not gain more than its price.
+ *   - with terms, where another guess (so_model_next_gain, is_worth_drawing) or another level for
+ *     all chains (so_model_end_unprofitable) does not gain more than its price.
  *
  * These conditions are decided by whole rows, before a token is sampled from the row (rule of
  * sight, draft/drafter.h): of a row that a token is sampled from, only the largest probability is
@@ -25,15 +25,8 @@
  * Each pass feeds missing tokens within a budget of rows. The row of the last missing token gives
  * the next guess, which is then missing itself.
  *
- * Levels together. On a remote backend a pass costs a round trip, so greedy chains draft several
- * levels in one pass: the device feeds the argmax of each row to the next level (SO_ROW_GUESS).
- * Afterwards the guesses are taken level by level, on the same conditions as if each level had been
- * a pass, and what lies past the end of a chain is dropped. So the guesses are the same; passes are
- * saved, and some levels may be computed in vain.
- *
- * Where the argmax is the guess, such a backend also computes its probability (SO_SAMPLE_BEST), so
- * that no logits are downloaded. The tokens are those of the host; the probability, which only the
- * planner reads, differs from the host's estimate by rounding.
+ * Levels together. On a remote backend a pass may have several levels of greedy chains
+ * (model_levels.c).
  *
  * How a guess is chosen:
  *   temperature 0      the argmax after bias and penalties; a point
@@ -204,11 +197,11 @@ void so_model_sync_text(so_model_request *s, const int32_t *tokens, int n) {
 
 /* New guesses that the tree can take. Guesses of other drafters fill it, too. If it is full,
  * another row would be computed in vain. */
-static int tree_room(const so_draft_job *job) {
+int so_model_tree_room(const so_draft_job *job) {
     return SO_MIN(job->max_nodes + 1, SO_TREE_MAX) - job->tree->n_nodes;
 }
 
-static bool tree_is_full(const so_draft_job *job) { return tree_room(job) <= 0; }
+static bool tree_is_full(const so_draft_job *job) { return so_model_tree_room(job) <= 0; }
 
 bool so_model_begin_chain(so_model_drafter *md, so_draft_job *job, so_model_chain *c) {
     so_model_request *s = job->state;
@@ -343,13 +336,6 @@ static bool draw(so_model_drafter *md, so_model_chain *c, int logit, int32_t *to
     return c->node >= 0;
 }
 
-/* The expected gain of another guess beyond its row price, before its row is computed; ≤ 0: it does
- * not pay. */
-static double next_gain(const so_model_chain *c) {
-    const so_draft_terms *t = c->job->terms;
-    return t ? c->path * so_terms_chance(t, c->depth + 1, -1) - so_terms_row(t, c->depth + 1) : 1;
-}
-
 /* Adds the guess of one row, or ends the chain. */
 static void draw_next(so_model_drafter *md, so_model_chain *c, int logit) {
     int32_t token;
@@ -361,7 +347,7 @@ static void draw_next(so_model_drafter *md, so_model_chain *c, int logit) {
     c->depth++;
     if (c->job->terms)
         c->path *= so_terms_chance(c->job->terms, c->depth, (double)c->confidence);
-    c->done = c->depth == c->limit || tree_is_full(c->job) || next_gain(c) <= 0;
+    c->done = c->depth == c->limit || tree_is_full(c->job) || so_model_next_gain(c) <= 0;
 }
 
 static int32_t last_token(const so_model_chain *c) { return c->s->text[c->n_text - 1]; }
@@ -423,99 +409,6 @@ int so_model_add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, 
     return c->n_rows = n + n_guess;
 }
 
-/* Ends all chains if another level does not pay: it is one pass of the draft for all of them, and
- * their gains together must exceed its price. If one chain has no terms or is still in catch-up,
- * the pass is made anyway, and all continue. */
-static void end_unprofitable(so_model_drafter *md, int n) {
-    double gain = 0, price = 0;
-    for (int i = 0; i < n; i++) {
-        const so_model_chain *c = &md->chains[i];
-        if (c->done)
-            continue;
-        if (!c->job->terms || c->first_logit < 0)
-            return;
-        gain += next_gain(c);
-        price = SO_MAX(price, (double)c->job->terms->level_price);
-    }
-    for (int i = 0; i < n && gain <= price; i++)
-        md->chains[i].done = true;
-}
-
-/* Whether the argmax of a row, on a remote backend, is the guess of each chain. */
-static bool argmax_is_guess(const so_model_drafter *md, int n) {
-    bool is = so_model_backend(md->m)->vt->remote && md->n_subset == so_model_logits_len(md->m) &&
-              md->n_subset <= SO_SAMPLE_MAX;
-    for (int i = 0; i < n && is; i++) {
-        so_sample_params p = so_model_params(md, md->chains[i].job);
-        is = md->chains[i].done || so_sample_is_argmax(&p);
-    }
-    return is;
-}
-
-/* Whether the pass has the memory for several levels. A device without it drafts level by level. */
-static bool has_levels(so_model_drafter *md) {
-    so_err err = {0};
-    if (md->no_levels || so_pass_reserve_levels(md->pass, &err) == SO_OK)
-        return !md->no_levels;
-    so_log(SO_LOG_DEBUG, "draft model: %s; it drafts one level per pass", err.msg);
-    md->no_levels = true;
-    return false;
-}
-
-/* Maximum number of levels of the next pass; 1: the chains need the host for every guess, or pages,
- * rows or memory do not suffice for more. */
-static int max_levels(so_model_drafter *md, int n) {
-    int levels = SO_PASS_LEVELS, n_active = 0, n_missing = 0;
-    int64_t n_pages = 0;
-    bool possible = !md->inner && argmax_is_guess(md, n);
-    for (int i = 0; i < n && possible; i++) {
-        const so_model_chain *c = &md->chains[i];
-        if (c->done)
-            continue;
-        levels = SO_MIN(levels, SO_MIN(c->limit - c->depth, tree_room(c->job)));
-        n_missing += c->n_text - so_seq_len(c->s->seq) - 1;
-        n_active++;
-    }
-    if (!possible || n_active == 0 || n_missing > md->o.n_batch)
-        return 1;
-    levels = SO_MIN(levels, md->max_logits / n_active);
-    for (int i = 0; i < n; i++) {
-        const so_seq *s = md->chains[i].s->seq;
-        if (!md->chains[i].done)
-            n_pages += so_seq_pages_needed(s, md->chains[i].n_text - so_seq_len(s) + levels - 1);
-    }
-    return levels > 1 && n_pages <= so_kv_available_pages(md->kv) && has_levels(md) ? levels : 1;
-}
-
-/* Whether level number `level` of the next pass, the first being 0, is expected to pay, with the
- * chances that are known before the rows are seen. */
-static bool level_pays(so_model_drafter *md, int n, int level) {
-    double gain = 0, price = 0;
-    for (int i = 0; i < n; i++) {
-        so_model_chain *c = &md->chains[i];
-        const so_draft_terms *t = c->job->terms;
-        int depth = c->depth + level;
-        if (c->done)
-            continue;
-        if (!t)
-            return true;
-        c->expected *= so_terms_chance(t, depth, -1);
-        gain += SO_MAX(c->expected * so_terms_chance(t, depth + 1, -1) - so_terms_row(t, depth + 1),
-                       0.0);
-        price = SO_MAX(price, (double)t->level_price);
-    }
-    return gain > price;
-}
-
-static int levels_together(so_model_drafter *md, int n) {
-    int max = max_levels(md, n), levels = 1;
-    for (int i = 0; i < n; i++)
-        md->chains[i].expected = md->chains[i].path;
-    while (levels < max && level_pays(md, n, levels))
-        levels++;
-    return levels;
-}
-
 /* The rows of the levels after the first; n_seqs chains are in the pass. */
 static int add_levels(so_model_drafter *md, int n, int at, int n_seqs, int levels) {
     for (int level = 1; level < levels; level++)
@@ -549,7 +442,7 @@ static void draw_levels(so_model_drafter *md, int n, int n_seqs, int levels) {
         }
         if (level + 1 == levels)
             break;
-        end_unprofitable(md, n);
+        so_model_end_unprofitable(md, n);
         for (int i = 0; i < n; i++)
             md->chains[i].n_rows += !md->chains[i].done;
     }
@@ -567,8 +460,8 @@ static void abort_all(so_model_drafter *md, int n) {
 /* One pass for all chains that are not done; *more: there were any. */
 static int pass_once(so_model_drafter *md, int n, bool *more, so_err *err) {
     int n_rows = 0, n_seqs = 0, n_logits = 0, budget = md->o.n_batch, rc = SO_OK;
-    int levels = levels_together(md, n);
-    md->weighed = argmax_is_guess(md, n) && !(md->o.p_min > 0);
+    int levels = so_model_levels_together(md, n);
+    md->weighed = so_model_argmax_is_guess(md, n) && !(md->o.p_min > 0);
     for (int i = 0; i < n && rc == SO_OK; i++) {
         so_model_chain *c = &md->chains[i];
         if (c->done)
@@ -623,7 +516,7 @@ static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *
     if (md->base.tree_nodes > 0)
         rc = so_model_tree_propose(md, n, err);
     for (bool more = n > 0 && md->base.tree_nodes == 0; more && rc == SO_OK;
-         end_unprofitable(md, n))
+         so_model_end_unprofitable(md, n))
         rc = pass_once(md, n, &more, err);
     for (int i = 0; i < n; i++) {
         const so_model_chain *c = &md->chains[i];

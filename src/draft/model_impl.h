@@ -1,6 +1,6 @@
-/* Declarations shared by the files of the drafter `model`: model.c (requests, chains), model_rows.c
- * (a row of logits becomes tokens and probabilities), model_tree.c (trees) and model_beam.c (beam
- * search). Private to them.
+/* Declarations shared by the files of the drafter `model`: model.c (requests, chains),
+ * model_levels.c (how many levels a pass of chains computes), model_rows.c (a row of logits becomes
+ * tokens and probabilities), model_tree.c (trees) and model_beam.c (beam search). Private to them.
  * Thread: the engine thread. */
 #ifndef SO_DRAFT_MODEL_IMPL_H
 #define SO_DRAFT_MODEL_IMPL_H
@@ -50,7 +50,7 @@ typedef struct so_model_chain {
     int n_rows, first_logit; /* in this pass; first_logit −1: still in catch-up */
     int last_row;            /* of this pass, before the rows of add_levels */
     int n_in_vain;           /* levels that were computed and not used */
-    double expected;         /* `path` after the levels so far, in levels_together */
+    double expected;         /* `path` after the levels so far, in model_levels.c */
     double path;             /* chance that the whole chain is accepted, by the job's terms */
     float confidence;        /* of the latest guess */
     bool done, refused;      /* refused: a row was computed and no guess added */
@@ -156,12 +156,27 @@ bool so_model_begin_chain(so_model_drafter *md, so_draft_job *job, so_model_chai
 int so_model_add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, int *n_logits,
                       int *budget);
 
+/* New guesses that the job's tree can take. */
+int so_model_tree_room(const so_draft_job *job);
+
 /* Truncates the cache to where it agrees with the text, of which the last token is never cached, and
  * takes shared pages. */
 void so_model_sync_text(so_model_request *s, const int32_t *tokens, int n);
 /* Whether all tokens of the text are in the draft's vocabulary, and its encoder has read the source,
  * if it has one. */
 bool so_model_knows(const so_model_drafter *md, so_model_request *s, const int32_t *tokens, int n);
+
+/* --- model_levels.c --- */
+
+/* Whether the argmax of a row, on a remote backend, is the guess of each chain. */
+bool so_model_argmax_is_guess(const so_model_drafter *md, int n);
+/* The number of levels of the next pass. */
+int so_model_levels_together(so_model_drafter *md, int n);
+/* The expected gain of another guess beyond its row price, before its row is computed; ≤ 0: it does
+ * not pay. */
+double so_model_next_gain(const so_model_chain *c);
+/* Ends all chains if another level does not pay. */
+void so_model_end_unprofitable(so_model_drafter *md, int n);
 
 /* --- model_beam.c --- */
 
