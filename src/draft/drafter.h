@@ -66,7 +66,8 @@ struct so_draft_draws {
  *
  *   value      of a path: the product of the chances of its guesses, in tokens
  *   extend     draft another level if value · (chance before the row is seen) > row price, and the
- *              sum of these surpluses over all jobs of the call > level price
+ *              sum of these surpluses over all jobs of the call > level price; if it begins another
+ *              pass, the surpluses of its levels, beyond their prices, > trip price
  *   keep       propose a token from a computed row if value · chance > row price. Decided by the
  *              row, before a token is sampled from it (rule of sight)
  *
@@ -79,6 +80,7 @@ typedef struct so_draft_terms {
     float chance[SO_TERMS_DEPTHS][SO_TERMS_CLASSES + 1];
     float row_price[SO_TERMS_DEPTHS]; /* one more row of the target's pass, and its verification */
     float level_price;                /* one level of drafting, shared by the jobs of one call */
+    float trip_price;                 /* one pass, beyond its levels; 0 on CPUs */
     float start_value; /* value of the root: below 1 if other drafters' guesses are tested first */
     /* For drafters of trees: the chances of later siblings, by rank from 1 (the last one: all later
      * ranks too), and the price of one more branch in a level. */
@@ -106,6 +108,10 @@ static inline double so_terms_sibling(const so_draft_terms *t, int rank, int dep
     int r = (rank < SO_TERMS_RANKS ? rank : SO_TERMS_RANKS - 1) - 1;
     return (double)t->sibling[r][so_terms_depth(depth)][so_terms_class(confidence)];
 }
+/* A level that is a pass of its own. */
+static inline double so_terms_pass(const so_draft_terms *t) {
+    return (double)t->trip_price + (double)t->level_price;
+}
 static inline double so_terms_row(const so_draft_terms *t, int depth) {
     return (double)t->row_price[so_terms_depth(depth)];
 }
@@ -132,10 +138,11 @@ typedef struct so_draft_job {
     struct so_seq *seq;
     so_draft_draws *draws; /* NULL: so_draft_uniform computes the numbers from their keys */
     /* Results besides the tree. */
-    int n_levels;     /* levels drafted for this job */
-    int n_level_rows; /* of trees: rows computed in these levels; 0: one per level */
-    int n_catch_up;   /* tokens of catch-up before the first level, of a source, too */
-    int n_passes;     /* of a draft model, in which this job had rows */
+    int n_levels;        /* levels drafted for this job */
+    int n_level_rows;    /* of trees: rows computed in these levels; 0: one per level */
+    int n_catch_up;      /* tokens of catch-up before the first level, of a source, too */
+    int n_passes;        /* of a draft model that drafts chains, with levels of this job */
+    int levels_per_pass; /* most levels of this job that a pass could have had; 0 or 1: one */
     /* A row that was computed but not worth a guess: its depth (0: none) and its confidence. */
     int refused_depth;
     float refused_confidence;
@@ -220,7 +227,8 @@ struct so_drafter {
     bool uses_terms; /* can follow so_draft_job.terms. The planner gives terms only to drafters that
                         can and are known well, and a fixed depth to all others */
     bool flat_cost;  /* its cost does not grow with the depth */
-    int tree_nodes;  /* maximum nodes of its trees; 0: it drafts chains */
+    int levels_per_pass;      /* most levels of greedy chains in one pass; 0 or 1: each is a pass */
+    int tree_nodes;           /* maximum nodes of its trees; 0: it drafts chains */
     bool wants_target_hidden; /* needs the target's hidden states (add_hidden) */
     so_end_rows end_rows;     /* only if it wants the target's hidden states */
     bool never_guesses;       /* `none` */

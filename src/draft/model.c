@@ -6,8 +6,8 @@
  *   - at the job's limits, or when the tree is full;
  *   - at the end of the draft's context, or when its cache has too few pages;
  *   - at a row whose most likely token has a probability below p_min;
- *   - with terms, where another guess (so_model_next_gain, is_worth_drawing) or another level for
- *     all chains (so_model_end_unprofitable) does not gain more than its price.
+ *   - with terms, where another guess (so_model_next_gain, is_worth_drawing) or another pass for all
+ *     chains (so_model_end_unprofitable) does not gain more than its price.
  *
  * These conditions are decided by whole rows, before a token is sampled from the row (rule of
  * sight, draft/drafter.h): of a row that a token is sampled from, only the largest probability is
@@ -201,14 +201,13 @@ int so_model_tree_room(const so_draft_job *job) {
     return SO_MIN(job->max_nodes + 1, SO_TREE_MAX) - job->tree->n_nodes;
 }
 
-static bool tree_is_full(const so_draft_job *job) { return so_model_tree_room(job) <= 0; }
-
 bool so_model_begin_chain(so_model_drafter *md, so_draft_job *job, so_model_chain *c) {
     so_model_request *s = job->state;
     int limit = SO_MIN(SO_MIN(job->max_depth, job->max_nodes), md->o.max_draft);
     limit = SO_MIN(limit, md->n_ctx - job->n_tokens + 1); /* the last guess is never fed */
     bool had_source = so_seq_get_source(s->seq) != NULL;
-    if (limit < 1 || tree_is_full(job) || !so_model_knows(md, s, job->tokens, job->n_tokens))
+    if (limit < 1 || so_model_tree_room(job) <= 0 ||
+        !so_model_knows(md, s, job->tokens, job->n_tokens))
         return false;
     so_model_tree_settle(s, job);
     so_model_sync_text(s, job->tokens, job->n_tokens);
@@ -336,8 +335,10 @@ static bool draw(so_model_drafter *md, so_model_chain *c, int logit, int32_t *to
     return c->node >= 0;
 }
 
-/* Adds the guess of one row, or ends the chain. */
-static void draw_next(so_model_drafter *md, so_model_chain *c, int logit) {
+/* Adds the guess of one row, or ends the chain. If the next row is computed already, its guess costs
+ * nothing but its row in the target's pass, and the planner drops it where it is not worth that;
+ * unless the tree has sampled guesses, which makes it stay whole. */
+static void draw_next(so_model_drafter *md, so_model_chain *c, int logit, bool next_is_computed) {
     int32_t token;
     if (!draw(md, c, logit, &token)) {
         c->done = c->refused = true;
@@ -347,7 +348,9 @@ static void draw_next(so_model_drafter *md, so_model_chain *c, int logit) {
     c->depth++;
     if (c->job->terms)
         c->path *= so_terms_chance(c->job->terms, c->depth, (double)c->confidence);
-    c->done = c->depth == c->limit || tree_is_full(c->job) || so_model_next_gain(c) <= 0;
+    c->done = c->depth == c->limit || so_model_tree_room(c->job) <= 0;
+    if (!next_is_computed || c->job->tree->max_rows > 0)
+        c->done |= so_model_next_gain(c) <= 0;
 }
 
 static int32_t last_token(const so_model_chain *c) { return c->s->text[c->n_text - 1]; }
@@ -357,7 +360,7 @@ static int32_t last_token(const so_model_chain *c) { return c->s->text[c->n_text
 static void draw_chain(so_model_drafter *md, so_model_chain *c) {
     int n_text = c->n_rows - c->n_guess, n = n_text, node = 0;
     for (;;) {
-        draw_next(md, c, c->first_logit + node);
+        draw_next(md, c, c->first_logit + node, false);
         node = c->done || c->n_guess == 0 ? -1 : so_tree_child(c->inner, node, last_token(c));
         if (node < 0)
             break;
@@ -427,7 +430,7 @@ static int add_levels(so_model_drafter *md, int n, int at, int n_seqs, int level
     return at;
 }
 
-/* Takes the guesses of a pass of several levels, as if each level had been a pass. */
+/* Takes the guesses of a pass of several levels, level by level. */
 static void draw_levels(so_model_drafter *md, int n, int n_seqs, int levels) {
     for (int level = 0; level < levels; level++) {
         for (int i = 0; i < n; i++) {
@@ -437,13 +440,10 @@ static void draw_levels(so_model_drafter *md, int n, int n_seqs, int levels) {
                 c->n_in_vain += so_seq_open_nodes(c->s->seq) > 0;
                 continue;
             }
-            draw_next(md, c, logit);
+            draw_next(md, c, logit, level + 1 < levels);
             SO_ASSERT(c->refused || last_token(c) == so_pass_argmax(md->pass, logit));
         }
-        if (level + 1 == levels)
-            break;
-        so_model_end_unprofitable(md, n);
-        for (int i = 0; i < n; i++)
+        for (int i = 0; i < n && level + 1 < levels; i++)
             md->chains[i].n_rows += !md->chains[i].done;
     }
     for (int i = 0; i < n; i++)
@@ -476,7 +476,7 @@ static int pass_once(so_model_drafter *md, int n, bool *more, so_err *err) {
             continue;
         }
         n_rows += c->n_rows;
-        c->job->n_passes++;
+        c->job->n_passes += c->first_logit >= 0;
         c->last_row = n_rows - 1;
         rc = so_seq_begin(c->s->seq, n_nodes, err);
         md->seqs[n_seqs++] = c->s->seq;
@@ -715,27 +715,33 @@ int so_model_opts_from_spec(const so_spec *s, const so_spec_node *n, so_model_dr
     return so_spec_read_tree(s, n, &o->nodes, &o->tree, err);
 }
 
+static void set_base(so_model_drafter *md, const so_drafter *inner) {
+    const so_model_drafter_opts *o = &md->o;
+    so_drafter *d = &md->base;
+    d->vt = &MODEL_VT;
+    d->draws = d->has_cost = d->is_model = d->uses_terms = true;
+    d->tree_nodes = is_tree(o) ? o->nodes : 0;
+    d->backend = so_model_backend(md->m);
+    d->size = o->size;
+    d->id = id_of(o, inner);
+    /* With a temperature of its own, or p_min, its acceptance says nothing about other settings. */
+    d->recorded = o->id != 0 && o->temp < 0 && !(o->p_min > 0);
+    d->claimed_agreement = o->claimed_agreement;
+    d->wants_target_hidden = md->d_hidden > 0 || (inner && inner->wants_target_hidden);
+    /* Shared pages were computed with the hidden states of other requests. */
+    d->request_only = md->d_hidden == 0;
+}
+
 int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, so_drafter *inner,
                             so_drafter **out, so_err *err) {
     SO_ASSERT(o->max_draft >= 1 && o->max_draft < SO_TREE_MAX && o->n_parallel >= 1);
     so_model_drafter *md = SO_NEW(so_model_drafter);
     int n_par = o->n_parallel;
-    md->base.vt = &MODEL_VT;
-    md->base.draws = md->base.has_cost = md->base.is_model = md->base.uses_terms = true;
-    md->base.tree_nodes = is_tree(o) ? o->nodes : 0;
-    md->base.backend = so_model_backend(m);
-    md->base.size = o->size;
-    md->base.id = id_of(o, inner);
-    /* With a temperature of its own, or p_min, its acceptance says nothing about other settings. */
-    md->base.recorded = o->id != 0 && o->temp < 0 && !(o->p_min > 0);
-    md->base.claimed_agreement = o->claimed_agreement;
     md->m = m;
     md->o = *o;
     md->n_vocab = so_model_hparams(m)->n_vocab;
     md->d_hidden = so_model_d_target_hidden(m);
-    md->base.wants_target_hidden = md->d_hidden > 0 || (inner && inner->wants_target_hidden);
-    /* Shared pages were computed with the hidden states of other requests. */
-    md->base.request_only = md->d_hidden == 0;
+    set_base(md, inner);
     md->n_ctx = SO_MIN(o->n_ctx, so_model_hparams(m)->n_ctx_train);
     md->max_frontier = max_frontier_of(md);
     md->max_logits = max_logits_of(md, inner);
@@ -773,6 +779,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
             SO_NEW_N(so_model_branch, SO_TREE_MAX + md->max_frontier * SO_SAMPLE_TOP_MAX);
     }
     md->inner = inner;
+    md->base.levels_per_pass = so_model_levels_per_pass(md);
     *out = &md->base;
     return SO_OK;
 }

@@ -168,14 +168,16 @@ bool so_model_knows(const so_model_drafter *md, so_model_request *s, const int32
 
 /* --- model_levels.c --- */
 
+/* so_drafter.levels_per_pass. */
+int so_model_levels_per_pass(const so_model_drafter *md);
 /* Whether the argmax of a row, on a remote backend, is the guess of each chain. */
 bool so_model_argmax_is_guess(const so_model_drafter *md, int n);
-/* The number of levels of the next pass. */
+/* The number of levels of the next pass. Sets job->levels_per_pass. */
 int so_model_levels_together(so_model_drafter *md, int n);
 /* The expected gain of another guess beyond its row price, before its row is computed; ≤ 0: it does
  * not pay. */
 double so_model_next_gain(const so_model_chain *c);
-/* Ends all chains if another level does not pay. */
+/* Ends all chains if another pass does not pay. */
 void so_model_end_unprofitable(so_model_drafter *md, int n);
 
 /* --- model_beam.c --- */

@@ -186,7 +186,7 @@ static void end_unprofitable(so_model_drafter *md, int n) {
         if (!c->job->terms || c->depth == 0)
             continue;
         gain += frontier_gain(c, &md->growths[i]);
-        price = SO_MAX(price, (double)c->job->terms->level_price);
+        price = SO_MAX(price, so_terms_pass(c->job->terms));
     }
     for (int i = 0; i < n && !must && gain <= price; i++)
         md->chains[i].done = true;

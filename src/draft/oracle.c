@@ -183,6 +183,8 @@ static int propose_with_model(oracle *o, so_draft_job *jobs, int n_jobs, so_err 
             continue;
         jobs[i].n_levels = o->jobs[k].n_levels;
         jobs[i].n_catch_up = o->jobs[k].n_catch_up;
+        jobs[i].n_passes = o->jobs[k].n_passes;
+        jobs[i].levels_per_pass = o->jobs[k].levels_per_pass;
         k++;
         int n_guesses = add_chain(o, &jobs[i], s->tree.n_nodes - 1, tokens);
         so_drafter_replace(o->model, s->model, tokens, n_guesses);
@@ -383,6 +385,7 @@ so_drafter *so_oracle_create(double alpha, double hit, so_drafter *model, int n_
         o->base.has_cost = o->base.is_model = true;
         o->base.backend = model->backend;
         o->base.size = model->size;
+        o->base.levels_per_pass = model->levels_per_pass;
         o->base.id = model->id;
         o->base.wants_target_hidden = model->wants_target_hidden;
     }

@@ -1,6 +1,7 @@
 /* The choice among registered drafts (choose_draft.h): a prior from the claimed agreement,
  * outweighed by observations. A claim is scaled by how well the tried drafts of this target met
- * theirs. The level cost of an untried draft is estimated from its size (so_costs_level). Only
+ * theirs. The costs of an untried draft are estimated from its size (so_costs_level) and, where
+ * drafts run on a device, from the prior of trip.h. Only
  * headers of files are read. A record or file that cannot be read counts as unknown. The choice
  * changes the speed. It does not change the text with greedy decoding or `match`, nor the
  * distribution of the text with `reject`. */
@@ -54,26 +55,29 @@ static double claim_factor(const draft *all, int n) {
     return accepted / tested;
 }
 
-static double level_ms(const draft *x, const so_costs *c) {
+static so_level_costs level_costs(const draft *x, const so_costs *c, bool remote) {
     so_draft_cost cost = {.size = x->size};
     if (x->rec && x->rec->n_level_points > 0)
-        so_curve_import(&cost.level, x->rec->level_points, x->rec->n_level_points, NULL);
-    return so_costs_level(c, &cost, 1);
+        so_curve_import(&cost.one_level, x->rec->level_points, x->rec->n_level_points, NULL);
+    if (remote)
+        so_trip_start(&cost.trip);
+    return (so_level_costs){so_costs_trip(c, &cost), so_costs_level(c, &cost, 1), SO_PASS_LEVELS};
 }
 
 /* The expected speed-up with the best fixed length; 1e9 without record and claim, so that the draft
  * is tried. */
-static double speed_up(const draft *x, const so_costs *c, double factor) {
+static double speed_up(const draft *x, const so_costs *c, double factor, bool remote) {
     double expected = x->claimed_agreement > 0 ? SO_MIN(x->claimed_agreement * factor, 1.0) : 0.5;
     double weight = x->claimed_agreement > 0 ? SO_TUNE_CHOICE_CLAIM : SO_TUNE_CHOICE_NO_CLAIM;
-    double best = 1, tokens = 1, value = 1, draft_ms = level_ms(x, c);
+    double best = 1, tokens = 1, value = 1;
+    so_level_costs costs = level_costs(x, c, remote);
     if (!x->rec && !(x->claimed_agreement > 0))
         return 1e9;
     for (int k = 0; k < SO_ACCEPT_DEPTHS; k++) {
         so_accept_cell seen = first_guesses(x->rec, k);
         value *= ((double)seen.accepted + weight * expected) / ((double)seen.tested + weight);
         tokens += value;
-        double ms = so_costs_pass(c, k + 2) + (k + 1) * draft_ms;
+        double ms = so_costs_pass(c, k + 2) + so_level_costs_sum(&costs, k + 1);
         best = SO_MAX(best, tokens * so_costs_pass(c, 1) / ms);
     }
     return best;
@@ -81,15 +85,16 @@ static double speed_up(const draft *x, const so_costs *c, double factor) {
 
 /* Returns the index of the draft with the largest speed-up, the first of equals. */
 static int choose(const so_records *r, const so_costs *c, const so_registry_found *f,
-                  double target_bytes) {
+                  const so_model *target) {
     draft all[SO_REGISTRY_MAX];
+    double target_bytes = (double)so_model_weight_bytes(target);
     double most = -1;
     int best = 0;
     for (int i = 0; i < f->n; i++)
         all[i] = look_up(r, f->paths[i], target_bytes);
     double factor = claim_factor(all, f->n);
     for (int i = 0; i < f->n; i++) {
-        double x = speed_up(&all[i], c, factor);
+        double x = speed_up(&all[i], c, factor, so_model_backend(target)->vt->remote);
         if (x > most) {
             most = x;
             best = i;
@@ -107,7 +112,7 @@ void so_choose_first(const so_model *target, so_dtype kv_dtype, so_registry_foun
     so_store_key(target, kv_dtype, &key);
     char *path = dir ? so_store_path(dir, so_buf_str(&key)) : NULL;
     if (path && so_store_read(path, so_buf_str(&key), costs, &records, &why)) {
-        int best = choose(&records, costs, f, (double)so_model_weight_bytes(target));
+        int best = choose(&records, costs, f, target);
         char *first = f->paths[best];
         memmove(f->paths + 1, f->paths, (size_t)best * sizeof *f->paths);
         f->paths[0] = first;

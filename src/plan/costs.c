@@ -1,6 +1,7 @@
-/* Learns the costs of costs.h. The cost of a drafting level is a curve over the number of chains,
- * like that of the target's pass over rows. A curve separates the machine's speed from the cost of
- * one more chain. A call in which a chain had more than SO_TUNE_MAX_LAG tokens of catch-up updates
+/* Learns the costs of costs.h. The cost of a call with one drafting level is a curve over the number
+ * of chains, like that of the target's pass over rows. A curve separates the machine's speed from
+ * the cost of one more chain. A call with several levels is converted to one with one level by
+ * trip.h: without round trips it takes one level's time for each. A call in which a chain had more than SO_TUNE_MAX_LAG tokens of catch-up updates
  * the cost of catch-up (its time minus the known cost of its levels) and not that of levels. */
 #include "plan/costs.h"
 
@@ -38,11 +39,35 @@ static double at_pace(const so_costs *c, const so_draft_cost *d, double ms) {
     return d->pace.value > 0 && now > 0 ? ms * now / d->pace.value : ms;
 }
 
-double so_costs_level(const so_costs *c, const so_draft_cost *d, int chains) {
-    double ms = so_curve_ms(&d->level, chains);
+/* A call that makes one level. */
+static double one_level(const so_costs *c, const so_draft_cost *d, int chains) {
+    double ms = so_curve_ms(&d->one_level, chains);
     if (ms > 0)
         return at_pace(c, d, ms);
     return so_costs_pass(c, chains) * (SO_TUNE_LEVEL_FIXED + d->size);
+}
+
+/* How much longer a call takes with this number of chains than with one. */
+static double chains_ratio(const so_costs *c, const so_draft_cost *d, int chains) {
+    double one = one_level(c, d, 1);
+    return one > 0 ? one_level(c, d, chains) / one : 1;
+}
+
+double so_costs_trip(const so_costs *c, const so_draft_cost *d) {
+    return d->trip.fixed_part * one_level(c, d, 1);
+}
+
+double so_costs_level(const so_costs *c, const so_draft_cost *d, int chains) {
+    return one_level(c, d, chains) - so_costs_trip(c, d);
+}
+
+static int trips_of(const so_draft_usage *u) {
+    return u->passes < 1 ? u->levels : SO_MIN(u->passes, u->levels);
+}
+
+double so_costs_usage(const so_costs *c, const so_draft_cost *d, const so_draft_usage *u) {
+    return trips_of(u) * so_costs_trip(c, d) +
+           u->levels * so_costs_level(c, d, SO_MAX(u->chains, 1));
 }
 
 /* At most a pass for each token. A reading that another program, or a wait for the draft model's other
@@ -50,7 +75,7 @@ double so_costs_level(const so_costs *c, const so_draft_cost *d, int chains) {
  * again. */
 double so_costs_catch_up(const so_costs *c, const so_draft_cost *d) {
     if (d->catch_up_ms.n > 0)
-        return SO_MIN(at_pace(c, d, d->catch_up_ms.value), so_costs_level(c, d, 1));
+        return SO_MIN(at_pace(c, d, d->catch_up_ms.value), one_level(c, d, 1));
     return so_costs_pass(c, SO_TUNE_PROMPT_ROWS) / SO_TUNE_PROMPT_ROWS * d->size;
 }
 
@@ -79,9 +104,14 @@ void so_costs_observe_draft(so_costs *c, so_draft_cost *d, const so_draft_usage 
     if (u->levels < 1 || u->chains < 1 || !(u->ms > 0))
         return;
     if (u->max_catch_up <= SO_TUNE_MAX_LAG) {
-        so_curve_observe(&d->level, u->chains, u->ms / u->levels);
+        double ratio = chains_ratio(c, d, u->chains), noise = d->one_level.noise;
+        int trips = trips_of(u);
+        so_trip_observe(&d->trip, trips, u->levels, ratio, u->ms,
+                        noise > 0 ? noise : SO_TUNE_NOISE * SO_TUNE_NOISE);
+        so_curve_observe(&d->one_level, u->chains,
+                         u->ms / so_trip_factor(&d->trip, trips, u->levels, ratio));
     } else {
-        double catch_up = u->ms - u->levels * so_costs_level(c, d, u->chains);
+        double catch_up = u->ms - so_costs_usage(c, d, u);
         so_smooth_time(&d->catch_up_ms, SO_MAX(catch_up, 1e-3) / u->n_catch_up,
                        SO_TUNE_CATCH_UP_PART);
     }

@@ -39,13 +39,14 @@ struct so_plan_request {
     so_yield *yields;   /* [n_leaves] */
     int *n_prefilled;   /* [n_leaves] tokens of the text in the cache of a drafter with a cost */
     bool *gave_no_rows; /* [n_leaves] the last call made no row */
+    int *per_trip;      /* [n_leaves] most levels of a round trip, as of the last call */
     so_mean *use_rate;  /* [n_leaves] how often the drafter was used when it could be */
     double probed_at;   /* value of so_planner.token_clock */
     /* In this step: */
     so_tree *tree;
     so_draft_terms terms; /* of the drafter that is being valued or used */
     int terms_leaf;       /* the drafter with a cost that was given terms; −1: none */
-    int levels;           /* levels that it drafted */
+    so_draft_usage usage; /* levels that it drafted, and their passes */
     int ahead_depth;      /* of the drafts made ahead for this step, decided in the step before */
     int n_refused;        /* drafters of this alternative that refused their first row */
 };
@@ -65,7 +66,6 @@ typedef struct so_candidate {
     double reach; /* chance that its first guess is new and is tested */
     /* Gain of the first guess, less the cost of its row and this step's part of the catch-up. */
     double first_gain;
-    bool flat_cost;     /* the level cost is paid once, for any depth */
     bool tree;          /* the drafter adds siblings */
     double keep_chance; /* chance that the first guess will be kept */
     double path;        /* value of the chain up to the current depth */
@@ -108,8 +108,15 @@ struct so_planner {
 
 /* --- price.c --- */
 
-/* The time of a drafter's level for a number of chains. */
-double so_plan_level_ms(const so_planner *p, const so_plan_set *s, int leaf, int chains);
+/* Of a drafter's levels for a number of chains. A cost that does not depend on the depth is that of a
+ * trip. */
+so_level_costs so_plan_level_costs(const so_planner *p, const so_plan_set *s, int leaf, int chains,
+                                   int per_trip);
+/* The time of one guess for one request. */
+double so_plan_one_guess_ms(const so_planner *p, const so_plan_set *s, int leaf);
+/* The time of the levels of a call, without catch-up. */
+double so_plan_usage_ms(const so_planner *p, const so_plan_set *s, int leaf,
+                        const so_draft_usage *u);
 /* The time of one more branch in a level that n requests share. */
 double so_plan_branch_ms(const so_planner *p, const so_plan_set *s, int leaf, int n);
 /* The cost of one more row at each depth, if every level adds n rows to a pass that has `rows`

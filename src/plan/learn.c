@@ -63,8 +63,8 @@ static void load_prior(so_plan_set *s, so_plan_mode mode, int leaf) {
         so_record_set_claim(d->claimed_agreement * SO_TUNE_CLAIM_FACTOR[mode], &s->shared[mode],
                             leaf);
     so_draft_cost *cost = s->costs[leaf];
-    if (rec && cost && rec->n_level_points > 0 && so_curve_ms(&cost->level, 1) == 0) {
-        so_curve_import(&cost->level, rec->level_points, rec->n_level_points, NULL);
+    if (rec && cost && rec->n_level_points > 0 && so_curve_ms(&cost->one_level, 1) == 0) {
+        so_curve_import(&cost->one_level, rec->level_points, rec->n_level_points, NULL);
         cost->catch_up_ms = rec->catch_up_ms;
         cost->catch_up_ms.n = SO_MIN(cost->catch_up_ms.n, 1);
         so_smooth(&cost->pace, so_costs_pass(&s->p->costs, 1), 1);
@@ -82,7 +82,7 @@ static void save_record(so_plan_set *s, so_plan_mode mode, int leaf) {
     so_record_learn(rec, &s->shared[mode], leaf);
     if (s->costs[leaf]) {
         rec->n_level_points =
-            so_curve_export(&s->costs[leaf]->level, rec->level_points, SO_CURVE_KNOTS);
+            so_curve_export(&s->costs[leaf]->one_level, rec->level_points, SO_CURVE_KNOTS);
         rec->catch_up_ms = s->costs[leaf]->catch_up_ms;
     }
 }
@@ -136,6 +136,8 @@ so_plan_set *so_plan_set_create(so_planner *p, const so_draft_set *drafters) {
         bool known = d->is_model && so_record_model_name(d->id, SO_PLAN_GREEDY, name);
         if (d->has_cost)
             s->costs[i] = so_costs_drafter(&p->costs, known ? name : d->vt->name, d->size);
+        if (d->has_cost && d->levels_per_pass > 1)
+            so_trip_start(&s->costs[i]->trip);
     }
     for (int mode = 0; mode < SO_PLAN_MODES; mode++) {
         so_accept_shared_init(&s->shared[mode], n);
@@ -179,6 +181,11 @@ so_plan_request *so_plan_request_create(so_plan_set *s, const so_plan_request_op
     for (int i = 0; i < s->drafters->n_leaves; i++)
         r->use_rate[i] = (so_mean){1, SO_TUNE_USE_PRIOR};
     r->gave_no_rows = SO_NEW_N(bool, s->drafters->n_leaves);
+    r->per_trip = SO_NEW_N(int, s->drafters->n_leaves);
+    for (int i = 0; i < s->drafters->n_leaves; i++) { /* sampled guesses need the host each time */
+        bool one = o->mode != SO_PLAN_GREEDY;
+        r->per_trip[i] = one ? 1 : SO_MAX(s->drafters->leaves[i]->levels_per_pass, 1);
+    }
     return r;
 }
 
@@ -194,6 +201,7 @@ void so_plan_request_free(so_plan_request *r) {
     free(r->n_prefilled);
     free(r->use_rate);
     free(r->gave_no_rows);
+    free(r->per_trip);
     free(r);
 }
 

@@ -61,7 +61,7 @@ void so_plan_enter(so_planner *p, so_plan_request *r, so_tree *tree) {
         return;
     r->tree = tree;
     r->terms_leaf = -1;
-    r->levels = 0;
+    r->usage = (so_draft_usage){0};
     r->n_refused = 0;
     p->force_plain &= r->o.length == 0; /* drafts of a fixed length are always tested */
 }
@@ -97,8 +97,8 @@ static bool needs_plan(const so_planner *p, const so_plan_set *s, int leaf, cons
     const so_drafter *d = s->drafters->leaves[leaf];
     if (d->draws && tree->max_rows > 0)
         return true;
-    return d->has_cost && so_costs_level(&p->costs, s->costs[leaf], 1) >=
-                              SO_TUNE_LEVEL_FREE * so_costs_pass(&p->costs, 1);
+    return d->has_cost &&
+           so_plan_one_guess_ms(p, s, leaf) >= SO_TUNE_LEVEL_FREE * so_costs_pass(&p->costs, 1);
 }
 
 /* How often the first guess of a merged drafter is not among those made before it. */
@@ -138,7 +138,6 @@ static so_candidate candidate_of(const so_planner *p, so_plan_query *query, int 
                       .terms = &r->terms,
                       .reach = reach,
                       .rank = rank,
-                      .flat_cost = r->set->drafters->leaves[leaf]->flat_cost,
                       .tree = r->set->drafters->leaves[leaf]->tree_nodes > 0,
                       .check_ms = so_costs_check(&p->costs, r->o.verify),
                       .catch_up_ms = so_plan_catch_up_ms(p, query, leaf),
@@ -151,10 +150,11 @@ static so_candidate candidate_of(const so_planner *p, so_plan_query *query, int 
 }
 
 static void set_price(const so_planner *p, so_candidate *c, int leaf, const double row_ms[DEPTHS],
-                      double level_ms) {
+                      const so_level_costs *costs) {
     for (int d = 0; d < DEPTHS; d++)
         c->terms->row_price[d] = (float)(p->price * (row_ms[d] + c->check_ms));
-    c->terms->level_price = (float)(p->price * level_ms);
+    c->terms->level_price = (float)(p->price * costs->level_ms);
+    c->terms->trip_price = (float)(p->price * costs->trip_ms);
     c->first_gain = c->keep_chance = 0;
     if (c->reach > 0)
         c->first_gain = c->reach * so_accept_first_gain(
@@ -201,8 +201,8 @@ static double after_draft_ms(const so_planner *p, int rows) {
 
 /* The depth with the largest gain of the n candidates together; 0: none pays. *risky: a depth would
  * pay but exceeds the allowed risk. */
-static int best_depth(so_planner *p, so_candidate *c, int n, double level_ms, bool *risky,
-                      double *gain) {
+static int best_depth(so_planner *p, so_candidate *c, int n, const so_level_costs *costs,
+                      bool *risky, double *gain) {
     double total = -p->price * after_draft_ms(p, rows_now(p) + n);
     double best = required_gain(p, n);
     double uncertainty = 0, catch_up = 0, check = 0;
@@ -218,9 +218,9 @@ static int best_depth(so_planner *p, so_candidate *c, int n, double level_ms, bo
     for (int d = 1; d <= SO_MIN(limit, DEPTHS) && rows + n * d <= p->step.max_rows; d++) {
         for (int i = 0; i < n; i++)
             total += level_gain(&c[i], d);
-        total -= d == 1 || !c->flat_cost ? p->price * level_ms : 0;
+        total -= p->price * so_level_costs_next(costs, d);
         double extra_ms = so_costs_pass(&p->costs, rows + n * d) - so_costs_pass(&p->costs, rows) +
-                          d * check + (c->flat_cost ? 1 : d) * level_ms + catch_up;
+                          d * check + so_level_costs_sum(costs, d) + catch_up;
         if (total <= best)
             continue;
         if (extra_ms / p->plain_ms * uncertainty > max_risk(p)) {
@@ -237,14 +237,15 @@ static int best_depth(so_planner *p, so_candidate *c, int n, double level_ms, bo
 /* How many of the n candidates draft (those with the most to gain), and how deep. Candidates whose
  * first guess is not worth its row and catch-up are left out. If the risk of all is too large, half
  * of them are tried. */
-static int choose_requests(so_planner *p, so_candidate *c, int n, double level_ms, int *depth) {
+static int choose_requests(so_planner *p, so_candidate *c, int n, const so_level_costs *costs,
+                           int *depth) {
     bool risky = true;
     double gain = 0;
     qsort(c, (size_t)n, sizeof *c, by_gain);
     while (n > 0 && !(c[n - 1].first_gain > 0))
         n--;
     for (*depth = 0; n > 0 && risky; n /= 2)
-        if ((*depth = best_depth(p, c, n, level_ms, &risky, &gain)) > 0) {
+        if ((*depth = best_depth(p, c, n, costs, &risky, &gain)) > 0) {
             p->expected_gain += gain;
             p->n_drafting += n;
             return n;
@@ -265,14 +266,15 @@ static void set_answer(so_candidate *c, int depth, int leaf) {
 
 /* Whether drafts for all n candidates would pay, against plain decoding, with this acceptance at
  * every depth. */
-static bool would_pay(so_planner *p, const so_candidate *c, int n, double level_ms, double chance) {
+static bool would_pay(so_planner *p, const so_candidate *c, int n, const so_level_costs *costs,
+                      double chance) {
     double price = p->price / running_gain(p, p->step.n_requests + p->step.n_prefilling);
     double total = -price * after_draft_ms(p, rows_now(p) + n), path = 1, row_ms[DEPTHS];
     so_plan_row_costs(p, rows_now(p), n, row_ms);
     for (int d = 0; d < DEPTHS; d++) {
         path *= chance;
         total += n * (path - price * (row_ms[d] + c->check_ms));
-        total -= d == 0 || !c->flat_cost ? price * level_ms : 0;
+        total -= price * so_level_costs_next(costs, d + 1);
         if (total > required_gain(p, n))
             return true;
     }
@@ -284,15 +286,15 @@ static bool would_pay(so_planner *p, const so_candidate *c, int n, double level_
  * or before it, its guesses are accepted and only its cost is too high, or drafts for all n
  * candidates would not pay even if half of the rejected guesses were accepted. */
 static bool probe_is_due(so_planner *p, const so_candidate *c, int n, int leaf, double passes,
-                         double level_ms) {
+                         const so_level_costs *costs) {
     double since = p->token_clock - c->query->r->set->probed_at[leaf];
-    if (since < SO_TUNE_PROBE_HOPELESS_EVERY && !would_pay(p, c, n, level_ms, SO_TUNE_BEST_CHANCE))
+    if (since < SO_TUNE_PROBE_HOPELESS_EVERY && !would_pay(p, c, n, costs, SO_TUNE_BEST_CHANCE))
         return false; /* probed later all the same: its measured costs may be wrong */
     if (c->evidence < SO_TUNE_KNOWN)
         return since >= SO_TUNE_PROBE_EVERY || so_accept_is_recovering(&c->query->r->accept, leaf);
     double chance = (double)c->terms->chance[0][ALL];
     if (c->left_out || c->rank > 0 || chance >= SO_TUNE_PROBE_BELOW ||
-        (n > 1 && !would_pay(p, c, n, level_ms, (1 + chance) / 2)))
+        (n > 1 && !would_pay(p, c, n, costs, (1 + chance) / 2)))
         return since >= SO_MAX(SO_TUNE_PROBE_RARELY_EVERY, passes / SO_TUNE_PROBE_RARELY_MAX);
     return since >= SO_MAX(SO_TUNE_PROBE_EVERY, passes / SO_TUNE_PROBE_TIME_MAX) ||
            so_accept_is_recovering(&c->query->r->accept, leaf);
@@ -302,17 +304,18 @@ static bool probe_is_due(so_planner *p, const so_candidate *c, int n, int leaf, 
  * drafts one guess, to see whether the drafter has improved: of the requests that are due, the one
  * whose last probe is the oldest. A point guess needs no row of the pass: the next tokens of the
  * text show whether it was right (shadow.h). */
-static void try_probe(so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
+static void try_probe(so_planner *p, so_candidate *c, int n, int leaf,
+                      const so_level_costs *costs) {
     int rows = rows_now(p);
     const so_candidate *best = NULL;
     for (int i = 0; i < n && rows < p->step.max_rows; i++) {
         const so_candidate *x = &c[i];
-        double extra_ms = level_ms + x->catch_up_ms;
+        double extra_ms = so_level_costs_sum(costs, 1) + x->catch_up_ms;
         if (x->query->r->tree->max_rows > 0)
             extra_ms +=
                 so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) + x->check_ms;
         double passes = extra_ms / p->plain_ms;
-        if (probe_is_due(p, x, n, leaf, passes, level_ms) && passes <= p->account &&
+        if (probe_is_due(p, x, n, leaf, passes, costs) && passes <= p->account &&
             (!best || x->query->r->probed_at < best->query->r->probed_at))
             best = x;
     }
@@ -329,18 +332,20 @@ static void try_probe(so_planner *p, so_candidate *c, int n, int leaf, double le
 static double chain_gain(const so_planner *p, so_plan_query query, int leaf, double reach, int rank,
                          int *depth) {
     const so_plan_request *r = query.r;
-    double row_ms[DEPTHS], best = 0;
+    double row_ms[DEPTHS], best = 0, total = 0;
     int n = 0;
     for (int i = 0; i < p->n_entries; i++)
         n += p->entries[i].r && p->entries[i].r->set == r->set;
-    double level_ms = so_plan_level_ms(p, r->set, leaf, n) / n, total = 0;
+    so_level_costs costs = so_plan_level_costs(p, r->set, leaf, n, r->per_trip[leaf]);
+    costs.trip_ms /= n;
+    costs.level_ms /= n;
     if (r->gave_no_rows[leaf] && !drafts_ahead(r->set->drafters->leaves[leaf]))
         return 0;
     so_plan_row_costs(p, rows_now(p) - (r->tree->n_nodes - 1), 1, row_ms);
     so_candidate c = candidate_of(p, &query, leaf, reach, rank);
-    set_price(p, &c, leaf, row_ms, level_ms);
+    set_price(p, &c, leaf, row_ms, &costs);
     for (int d = 1; d <= SO_MIN(query.max_depth, DEPTHS); d++) {
-        total += level_gain(&c, d) - (d == 1 || !c.flat_cost ? p->price * level_ms : 0);
+        total += level_gain(&c, d) - p->price * so_level_costs_next(&costs, d);
         if (total <= best)
             continue;
         best = total;
@@ -375,7 +380,7 @@ static bool later_gains_more_alone(const so_planner *p, const so_plan_query *que
 /* Values the candidates. The cost of a row depends on how many first guesses are kept, and the
  * number kept depends on the cost of a row: three iterations are enough for both. */
 static void value_candidates(const so_planner *p, so_candidate *c, int n, int stage,
-                             double level_ms) {
+                             const so_level_costs *costs) {
     int leaf = c->query->r->set->drafters->stages[stage].drafter->index;
     double row_ms[DEPTHS], kept = n;
     for (int i = 0; i < n; i++) {
@@ -391,7 +396,7 @@ static void value_candidates(const so_planner *p, so_candidate *c, int n, int st
         so_plan_row_costs(p, rows_now(p), SO_MAX(1, (int)(kept + 0.5)), row_ms);
         kept = 0;
         for (int i = 0; i < n; i++) {
-            set_price(p, &c[i], leaf, row_ms, level_ms);
+            set_price(p, &c[i], leaf, row_ms, costs);
             kept += c[i].keep_chance;
         }
     }
@@ -410,7 +415,7 @@ static bool is_off(const so_plan_request *r, const so_drafter *d) {
 
 void so_plan_set_depths(so_planner *p, int stage, so_plan_query *queries, int n) {
     so_candidate *c = p->candidates;
-    int m = 0, depth = 0, chosen = 0;
+    int m = 0, depth = 0, chosen = 0, per_trip = DEPTHS;
     if (n == 0)
         return;
     const so_plan_set *s = queries[0].r->set;
@@ -430,12 +435,14 @@ void so_plan_set_depths(so_planner *p, int stage, so_plan_query *queries, int n)
     }
     if (m == 0)
         return;
-    double level_ms = so_plan_level_ms(p, s, leaf, m);
+    for (int i = 0; i < m; i++) /* if one needs a trip for each level, all get them */
+        per_trip = SO_MIN(per_trip, c[i].query->r->per_trip[leaf]);
+    so_level_costs costs = so_plan_level_costs(p, s, leaf, m, per_trip);
     /* Without a cost curve the first pass is plain. */
     bool may = p->plain_ms > 0 && !p->force_plain;
     if (may) {
-        value_candidates(p, c, m, stage, level_ms);
-        chosen = choose_requests(p, c, m, level_ms, &depth);
+        value_candidates(p, c, m, stage, &costs);
+        chosen = choose_requests(p, c, m, &costs, &depth);
     }
     for (int i = 0; i < m; i++) {
         if (i < chosen)
@@ -446,7 +453,7 @@ void so_plan_set_depths(so_planner *p, int stage, so_plan_query *queries, int n)
             so_smooth(&c[i].query->r->use_rate[leaf], i < chosen, SO_TUNE_USE_PART);
     }
     if (chosen == 0 && may)
-        try_probe(p, c, m, leaf, level_ms);
+        try_probe(p, c, m, leaf, &costs);
 }
 
 /* --- after drafting --- */
@@ -509,11 +516,14 @@ void so_plan_observe_draft(so_planner *p, int stage, so_plan_query *queries,
             continue;
         u.chains += SO_MAX(1, (job->n_level_rows + job->n_levels - 1) / job->n_levels);
         u.levels = SO_MAX(u.levels, job->n_levels);
+        u.passes = SO_MAX(u.passes, job->n_passes);
         u.max_catch_up = SO_MAX(u.max_catch_up, job->n_catch_up);
         u.n_catch_up += job->n_catch_up;
         r->n_prefilled[leaf] = queries[i].n_tokens;
+        r->per_trip[leaf] = SO_MAX(job->levels_per_pass, 1);
         if (r->terms_leaf == leaf)
-            r->levels = job->n_levels;
+            r->usage =
+                (so_draft_usage){.chains = 1, .levels = job->n_levels, .passes = job->n_passes};
         if (job->refused_depth > 0)
             observe_refusal(r, leaf, job);
     }
@@ -523,7 +533,7 @@ void so_plan_observe_draft(so_planner *p, int stage, so_plan_query *queries,
     }
     p->drafted |= u.levels > 0;
     so_costs_observe_draft(&p->costs, s->costs[leaf], &u);
-    double levels_ms = u.levels * so_plan_level_ms(p, s, leaf, SO_MAX(u.chains, 1));
+    double levels_ms = so_plan_usage_ms(p, s, leaf, &u);
     double expected_ms = levels_ms + u.n_catch_up * so_costs_catch_up(&p->costs, s->costs[leaf]);
     p->levels_ms += levels_ms;
     p->expected_draft_ms += expected_ms;
@@ -570,7 +580,7 @@ static double gain_of_stage(so_planner *p, const so_plan_query *query, int leaf)
         chain_gain(p, *query, leaf, 1, 0, NULL) - p->price * after_draft_ms(p, rows_now(p) + n) / n;
     double evidence = so_accept_evidence(&r->accept, leaf, 0);
     double ms = so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) +
-                so_plan_level_ms(p, r->set, leaf, 1) + so_plan_catch_up_ms(p, query, leaf);
+                so_plan_one_guess_ms(p, r->set, leaf) + so_plan_catch_up_ms(p, query, leaf);
     if (best <= required_gain(p, n) / n || ms / p->plain_ms * (1 - evidence) > max_risk(p))
         return 0;
     return evidence >= SO_TUNE_KNOWN ? SO_MAX(best, yield_gain(p, r, leaf)) : best;
@@ -705,7 +715,7 @@ static void learn_yield(so_planner *p, const so_plan_entry *e) {
     float value[SO_TREE_MAX] = {1};
     double tokens = 0;
     int rows = p->step.n_requests + p->step.prompt_rows;
-    if (!r || r->terms_leaf < 0 || r->levels == 0 || p->probing || !(p->plain_ms > 0))
+    if (!r || r->terms_leaf < 0 || r->usage.levels == 0 || p->probing || !(p->plain_ms > 0))
         return;
     bool refused = t->n_proposals == 0 || t->proposals[0].drafter != r->terms_leaf;
     int kept = refused ? 0 : e->n_keep; /* guesses of another drafter are not its yield */
@@ -714,7 +724,7 @@ static void learn_yield(so_planner *p, const so_plan_entry *e) {
         tokens += e->keep[i] ? (double)value[i] : 0;
     }
     double ms = so_costs_pass(&p->costs, rows + kept) - p->plain_ms +
-                r->levels * so_plan_level_ms(p, r->set, r->terms_leaf, 1) +
+                so_plan_usage_ms(p, r->set, r->terms_leaf, &r->usage) +
                 kept * so_costs_check(&p->costs, r->o.verify);
     so_yield *own = &r->yields[r->terms_leaf], *all = &r->set->yields[r->o.mode][r->terms_leaf];
     so_smooth(&own->tokens, tokens, SO_TUNE_OWN_YIELD_PART);

@@ -27,6 +27,7 @@
  * every question:
  *
  *   draft another level?                    value before its row is seen > λ · (level + row)
+ *   make another round trip for it?         the same, of all levels of the trip > λ · trip
  *   test a guess that was drafted?          value > λ · row: the level is already paid
  *   whose guesses go into the pass?         the largest values of all requests (select.h)
  *   free guesses or those of a model?       the larger gain
@@ -43,8 +44,10 @@
  * plain pass, so a slow minute of the machine does not change g. The best rate of the step itself
  * would be the wrong price: it makes drafts too short in easy passages and too long in hard ones.
  *
- * All chains drafted in one level share its cost. Catch-up before the first guess is an investment;
- * each step is charged the part of it that it uses up.
+ * All chains drafted in one level share its cost. On a device several levels share a round trip,
+ * which has a cost of its own (trip.h); where each level is a trip (sampled guesses, trees), both
+ * costs are counted for each. Catch-up before the first guess is an investment; each step is charged
+ * the part of it that it uses up.
  *
  * The loss against plain decoding is bounded by an exploration account, counted in plain passes:
  *

@@ -4,8 +4,27 @@
 #include "plan/impl.h"
 #include "plan/tuning.h"
 
-double so_plan_level_ms(const so_planner *p, const so_plan_set *s, int leaf, int chains) {
-    return s->costs[leaf] ? so_costs_level(&p->costs, s->costs[leaf], chains) : 0;
+so_level_costs so_plan_level_costs(const so_planner *p, const so_plan_set *s, int leaf, int chains,
+                                   int per_trip) {
+    const so_draft_cost *d = s->costs[leaf];
+    so_level_costs l = {.per_trip = per_trip};
+    if (!d)
+        return l;
+    l.trip_ms = so_costs_trip(&p->costs, d);
+    l.level_ms = so_costs_level(&p->costs, d, chains);
+    if (s->drafters->leaves[leaf]->flat_cost)
+        l = (so_level_costs){l.trip_ms + l.level_ms, 0, SO_TERMS_DEPTHS};
+    return l;
+}
+
+double so_plan_one_guess_ms(const so_planner *p, const so_plan_set *s, int leaf) {
+    so_level_costs l = so_plan_level_costs(p, s, leaf, 1, 1);
+    return so_level_costs_sum(&l, 1);
+}
+
+double so_plan_usage_ms(const so_planner *p, const so_plan_set *s, int leaf,
+                        const so_draft_usage *u) {
+    return s->costs[leaf] ? so_costs_usage(&p->costs, s->costs[leaf], u) : 0;
 }
 
 /* t(n) has jumps and a drafter looks only one level ahead. So the cost is the least mean cost of the
@@ -41,6 +60,7 @@ double so_plan_catch_up_part(const so_plan_query *query, int leaf) {
 }
 
 double so_plan_branch_ms(const so_planner *p, const so_plan_set *s, int leaf, int n) {
-    return (so_plan_level_ms(p, s, leaf, n + SO_TUNE_BRANCHES) - so_plan_level_ms(p, s, leaf, n)) /
+    double before = so_plan_level_costs(p, s, leaf, n, 1).level_ms;
+    return (so_plan_level_costs(p, s, leaf, n + SO_TUNE_BRANCHES, 1).level_ms - before) /
            SO_TUNE_BRANCHES;
 }

@@ -42,6 +42,15 @@ enum { SO_TUNE_PROMPT_ROWS = 256 }; /* rows of a typical prefill chunk */
  * Small drafts cost more than their size suggests (barriers, host time). SmolLM2's draft: 0.10 of a
  * pass with 0.07 of the weights. */
 static const double SO_TUNE_LEVEL_FIXED = 0.04;
+/* trip.c: the fixed part of a round trip with one level: prior and its deviation; limit, so that a
+ * level is never free. H200, drafts of SmolLM2: about 0.6 (0.19 ms per guess with one guess per
+ * trip, 0.12 ms with two or three); the larger the draft, the less. The prior is on the high side: if
+ * it is too low, drafts stay short and it is never corrected; if it is too high, the first longer
+ * drafts correct it. */
+static const double SO_TUNE_TRIP_FIXED = 0.5, SO_TUNE_TRIP_FIXED_SPREAD = 0.2,
+                    SO_TUNE_TRIP_FIXED_MAX = 0.95;
+/* Its standard error, at least: within a run, so that it can follow; of an earlier run. */
+static const double SO_TUNE_TRIP_ERROR_MIN = 0.005, SO_TUNE_TRIP_OLD_ERROR = 0.05;
 /* The time that a draft adds to the following pass: number of passes with a draft, and without one,
  * before it counts; weight of a pass; its limit as a fraction of a pass. Zen 3, SmolLM2 with its
  * draft, 8 requests: 0.06. */

@@ -1,10 +1,12 @@
-/* A draft model on a remote backend drafts several levels in one pass (draft/model.c, "Levels
+/* A draft model on a remote backend drafts several levels in one pass (draft/model_levels.c, "Levels
  * together"): the guesses and their confidences (but for rounding) are those of one pass per level,
- * with and without terms, for one request and several, when pages are short and in every mode; and
- * passes are saved. */
+ * for one request and several, when pages are short and in every mode; and passes are saved. With
+ * terms the lengths differ, because a level costs less in a pass that is made anyway: no guess that
+ * was computed is thrown away. */
 #include "so_test.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -110,7 +112,8 @@ static double uniform(void) {
 
 /* Terms under which some guesses pay and some do not. */
 static so_draft_terms make_terms(void) {
-    so_draft_terms t = {.start_value = 1, .level_price = 0.4F * (float)uniform()};
+    so_draft_terms t = {.start_value = 1, .level_price = 0.3F * (float)uniform()};
+    t.trip_price = 0.3F * (float)uniform();
     for (int depth = 0; depth < SO_TERMS_DEPTHS; depth++) {
         t.row_price[depth] = 0.1F * (float)uniform();
         for (int k = 0; k <= SO_TERMS_CLASSES; k++)
@@ -121,17 +124,23 @@ static so_draft_terms make_terms(void) {
 
 static void check_same(const setting *t, int round, const so_draft_job *a, const so_draft_job *b) {
     const so_tree *x = a->tree, *y = b->tree;
-    bool same = x->n_nodes == y->n_nodes;
-    for (int i = 1; same && i < x->n_nodes; i++)
+    int n = SO_MIN(x->n_nodes, y->n_nodes);
+    bool same = t->terms || x->n_nodes == y->n_nodes;
+    for (int i = 1; same && i < n; i++)
         same = x->nodes[i].token == y->nodes[i].token && x->nodes[i].parent == y->nodes[i].parent &&
                fabsf(x->proposals[i - 1].confidence - y->proposals[i - 1].confidence) < 1e-5F;
     if (!same)
         fail_msg("%s, round %d: %d guesses, step by step %d, or other ones", t->name, round,
                  y->n_nodes - 1, x->n_nodes - 1);
-    assert_int_equal(a->n_catch_up, b->n_catch_up);
     /* Levels are computed in vain only if a row ends a chain: other ends are known before. */
-    bool in_vain = t->terms || t->p_min > 0;
-    assert_true(in_vain ? b->n_levels >= a->n_levels : b->n_levels == a->n_levels);
+    if (!t->terms) {
+        assert_int_equal(a->n_catch_up, b->n_catch_up);
+        assert_true(t->p_min > 0 ? b->n_levels >= a->n_levels : b->n_levels == a->n_levels);
+    }
+    if (!(t->p_min > 0)) {
+        assert_int_equal(a->n_levels, x->n_proposals - t->others);
+        assert_int_equal(b->n_levels, y->n_proposals - t->others);
+    }
 }
 
 /* Rounds in which a part of the guesses is accepted. Returns how many guesses were made. */
@@ -236,6 +245,7 @@ static void other_modes_go_step_by_step(void **state) {
     (void)state;
     static const setting all[] = {
         {.name = "temperature 1", .n_jobs = 2, .temp = 1},
+        {.name = "temperature 1, terms", .n_jobs = 2, .temp = 1, .terms = true},
         {.name = "target with fewer ids", .n_jobs = 2, .extra = -8},
         {.name = "penalties", .n_jobs = 2, .penalties = true},
         {.name = "no memory for levels", .n_jobs = 2, .full = true},
@@ -243,6 +253,66 @@ static void other_modes_go_step_by_step(void **state) {
     for (size_t i = 0; i < SO_LEN(all); i++) {
         assert_true(run(&all[i]) >= N_ROUNDS);
         assert_int_equal(n_syncs[0], n_syncs[1]);
+    }
+}
+
+/* The results of a request's first draft; max_nodes: its guesses. */
+static so_draft_job first_draft(const so_draft_terms *terms) {
+    static const setting ONE = {.name = "terms", .n_jobs = 1, .terms = true};
+    const int32_t text[] = {5, 11, 7, 60};
+    side *s = &sides[1];
+    so_err err = {0};
+    open_side(s, &ONE, true);
+    so_draft_text of = {.prompt = text, .n_prompt = 4, .max_tokens = N_CTX};
+    so_tree_init(&s->trees[0], 96, 0);
+    so_tree_reset(&s->trees[0], text[3], 3);
+    SO_OK_OR_FAIL(s->d->vt->open(s->d, &of, &s->states[0], &err), err);
+    so_draft_job job = {.state = s->states[0],
+                        .tokens = text,
+                        .n_tokens = 4,
+                        .n_prompt = 4,
+                        .tree = &s->trees[0],
+                        .max_nodes = DEPTH,
+                        .max_depth = DEPTH,
+                        .terms = terms};
+    SO_OK_OR_FAIL(s->d->vt->propose(s->d, &job, 1, &err), err);
+    assert_int_equal(s->d->levels_per_pass, DEPTH * N_JOBS);
+    assert_int_equal(job.levels_per_pass, DEPTH * N_JOBS);
+    job.max_nodes = s->trees[0].n_nodes - 1;
+    s->d->vt->close(s->d, s->states[0]);
+    so_tree_deinit(&s->trees[0]);
+    close_side(s);
+    return job;
+}
+
+/* A level in a pass that is made anyway costs the level price alone; another pass also costs the trip
+ * price, and has to gain it with all of its levels together. */
+static void prices_of_trips_and_levels(void **state) {
+    (void)state;
+    static const struct {
+        float seen, unseen, trip, level; /* chance of a guess when its row is known, and before */
+        int levels, passes;
+    } cases[] = {
+        {0.8F, 0.8F, 0.5F, 0.1F, DEPTH, 1}, /* the eighth level gains 0.17 */
+        {0.8F, 0.8F, 0.5F, 0.45F, 3, 1},    /* 0.8, 0.64, 0.51; the fourth gains 0.41 */
+        {0.95F, 0.6F, 0.0F, 0.5F, 4, 4},    /* 0.6; by rows: 0.57, 0.54, 0.51 */
+        {0.95F, 0.6F, 0.3F, 0.5F, 1, 1},    /* 0.57 is not 0.8 */
+        {0.95F, 0.8F, 0.3F, 0.45F, 5, 2},   /* a second pass: 0.69 + 0.55 > 0.3 + 2 · 0.45 */
+        {0.95F, 0.8F, 0.35F, 0.45F, 3, 1},  /* and less than 0.35 + 2 · 0.45 */
+        {0.1F, 0.8F, 0.0F, 0.3F, 5, 1},     /* rows turn out bad: what is computed is taken */
+    };
+    for (size_t i = 0; i < SO_LEN(cases); i++) {
+        so_draft_terms t = {.start_value = 1};
+        t.trip_price = cases[i].trip;
+        t.level_price = cases[i].level;
+        for (int depth = 0; depth < SO_TERMS_DEPTHS; depth++)
+            for (int k = 0; k <= SO_TERMS_CLASSES; k++)
+                t.chance[depth][k] = k == SO_TERMS_CLASSES ? cases[i].unseen : cases[i].seen;
+        so_draft_job job = first_draft(&t);
+        printf("case %zu: %d levels in %d passes\n", i, job.n_levels, job.n_passes);
+        assert_int_equal(job.max_nodes, job.n_levels);
+        assert_int_equal(job.n_levels, cases[i].levels);
+        assert_int_equal(job.n_passes, cases[i].passes);
     }
 }
 
@@ -296,8 +366,8 @@ static void many_logits(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(guesses_are_those_of_steps),
-                                       cmocka_unit_test(other_modes_go_step_by_step),
-                                       cmocka_unit_test(many_logits)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(guesses_are_those_of_steps), cmocka_unit_test(other_modes_go_step_by_step),
+        cmocka_unit_test(prices_of_trips_and_levels), cmocka_unit_test(many_logits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

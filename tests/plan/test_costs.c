@@ -1,4 +1,5 @@
-/* Costs: the curve t(n) on simulated machines, drafting levels by chains, the host's part. */
+/* Costs: the curve t(n) on simulated machines, drafting levels by chains, round trips to a device,
+ * the host's part. */
 #include "../draft/rig.h"
 
 #include <math.h>
@@ -162,6 +163,151 @@ static void unused_drafters_follow_the_speed(void **state) {
     so_costs_deinit(&c);
 }
 
+/* --- round trips --- */
+
+static const double TRIP_MS = 0.11, LEVEL_MS = 0.04;
+
+/* A drafter on a device of some speed. */
+typedef struct device {
+    so_costs c;
+    so_draft_cost *d;
+    dice r;
+    double pace;
+    bool spikes; /* one call in twenty takes five times as long */
+} device;
+
+static void device_open(device *v, double pace) {
+    *v = (device){.r = {.seed = 21}, .pace = pace};
+    v->d = so_costs_drafter(&v->c, "model", 0.1);
+    so_trip_start(&v->d->trip);
+    for (int i = 0; i < 8; i++)
+        so_costs_observe_pass(&v->c, 1, 0.5 * pace, false);
+}
+
+static double true_ms(int passes, int levels) { return passes * TRIP_MS + levels * LEVEL_MS; }
+
+/* n calls in turns with a and with b levels, with 5 % of noise, in one round trip each. */
+static void device_calls(device *v, int n, int a, int b) {
+    for (int k = 0; k < n; k++) {
+        int levels = k % 2 ? b : a;
+        double ms = v->pace * true_ms(1, levels) * (0.95 + 0.1 * dice_uniform(&v->r));
+        ms *= v->spikes && dice_below(&v->r, 20) == 0 ? 5 : 1;
+        so_draft_usage u = {
+            .chains = 1, .levels = levels, .passes = 1, .max_catch_up = 1, .ms = ms};
+        so_costs_observe_draft(&v->c, v->d, &u);
+    }
+}
+
+static double call_ms(const device *v, int passes, int levels) {
+    so_draft_usage u = {.chains = 1, .levels = levels, .passes = passes};
+    return so_costs_usage(&v->c, v->d, &u);
+}
+
+static void is_within(const char *what, double ms, double want, double error) {
+    if (fabs(ms / want - 1) > error)
+        fail_msg("%s: %g ms, is %g", what, ms, want);
+}
+
+/* Calls with different numbers of levels tell the trip from its levels, also if some calls are
+ * interrupted. */
+static void trips_are_told_from_levels(void **state) {
+    (void)state;
+    static const int LEVELS[][2] = {{1, 2}, {1, 6}, {2, 4}};
+    static device v;
+    for (size_t i = 0; i < 2 * SO_LEN(LEVELS); i++) {
+        const int *levels = LEVELS[i / 2];
+        device_open(&v, 1);
+        v.spikes = i % 2;
+        device_calls(&v, 400, levels[0], levels[1]);
+        v.spikes = false; /* an interruption counts until the next calls */
+        device_calls(&v, 20, levels[0], levels[1]);
+        is_within("trip", so_costs_trip(&v.c, v.d), TRIP_MS, i % 2 ? 0.1 : 0.05);
+        is_within("level", so_costs_level(&v.c, v.d, 1), LEVEL_MS, 0.15);
+        is_within("one level", call_ms(&v, 1, 1), true_ms(1, 1), 0.05);
+        is_within("twelve levels", call_ms(&v, 1, 12), true_ms(1, 12), 0.1);
+        is_within("three trips", call_ms(&v, 3, 3), true_ms(3, 3), 0.05);
+        so_costs_deinit(&v.c);
+    }
+}
+
+/* While every call has one ratio of levels to trips, that call is predicted correctly, the trip stays
+ * at its prior, and the first calls with another ratio correct it. */
+static void one_ratio_leaves_the_prior(void **state) {
+    (void)state;
+    static device v;
+    for (int levels = 1; levels <= 4; levels++) {
+        device_open(&v, 1);
+        device_calls(&v, 200, levels, levels);
+        double part = v.d->trip.fixed_part;
+        is_within("the same call", call_ms(&v, 1, levels), true_ms(1, levels), 0.05);
+        assert_true(part > 0.35 && part < 0.65);
+        assert_true(so_costs_trip(&v.c, v.d) > 0 && so_costs_level(&v.c, v.d, 1) > 0);
+        device_calls(&v, 6, levels + 4, levels + 4);
+        is_within("a longer call", call_ms(&v, 1, levels + 4), true_ms(1, levels + 4), 0.1);
+        is_within("trip", so_costs_trip(&v.c, v.d), TRIP_MS, 0.25);
+        so_costs_deinit(&v.c);
+    }
+}
+
+/* The device becomes twice as fast in the middle, and the target's passes show it: the costs of the
+ * drafter follow, used or not, and the fixed part stays as it is. */
+static void trips_follow_the_speed(void **state) {
+    (void)state;
+    static device v;
+    for (int used = 0; used < 2; used++) {
+        device_open(&v, 2);
+        for (int k = 0; k < 100; k++) {
+            so_costs_observe_pass(&v.c, 1, 1, false);
+            device_calls(&v, 2, 1, 4);
+        }
+        is_within("slow trip", so_costs_trip(&v.c, v.d), 2 * TRIP_MS, 0.1);
+        double part = v.d->trip.fixed_part;
+        v.pace = 1;
+        for (int k = 0; k < 100; k++) {
+            so_costs_observe_pass(&v.c, 1, 0.5, false);
+            device_calls(&v, used ? 2 : 0, 1, 4);
+        }
+        is_within("trip", so_costs_trip(&v.c, v.d), TRIP_MS, 0.1);
+        is_within("fixed part", v.d->trip.fixed_part, part, used ? 0.1 : 0);
+        so_costs_deinit(&v.c);
+    }
+}
+
+/* Without round trips the cost of a level is the time divided by the levels, however few passes an
+ * inner drafter left. */
+static void levels_without_trips(void **state) {
+    (void)state;
+    static so_costs c;
+    c = (so_costs){0};
+    so_draft_cost *d = so_costs_drafter(&c, "model", 0.1);
+    for (int i = 0; i < 50; i++) {
+        so_costs_observe_pass(&c, 1, 10, false);
+        so_costs_observe_draft(
+            &c, d, &(so_draft_usage){.chains = 1, .levels = 4, .passes = 1 + i % 4, .ms = 8});
+    }
+    assert_true(so_costs_trip(&c, d) == 0);
+    is_within("level", so_costs_level(&c, d, 1), 2, 0.02);
+    so_costs_deinit(&c);
+}
+
+/* Several chains: their levels cost more, the trip does not. */
+static void trips_of_several_chains(void **state) {
+    (void)state;
+    static device v;
+    device_open(&v, 1);
+    for (int k = 0; k < 400; k++) {
+        int chains = k % 2 ? 8 : 1, levels = 1 + k / 2 % 4;
+        double ms = TRIP_MS + levels * (chains == 8 ? 2 * LEVEL_MS : LEVEL_MS);
+        so_costs_observe_draft(
+            &v.c, v.d,
+            &(so_draft_usage){.chains = chains, .levels = levels, .passes = 1, .ms = ms});
+    }
+    is_within("trip", so_costs_trip(&v.c, v.d), TRIP_MS, 0.07);
+    is_within("level of one", so_costs_level(&v.c, v.d, 1), LEVEL_MS, 0.15);
+    is_within("level of eight", so_costs_level(&v.c, v.d, 8), 2 * LEVEL_MS, 0.15);
+    so_costs_deinit(&v.c);
+}
+
 static void host_costs(void **state) {
     (void)state;
     static so_costs c;
@@ -189,6 +335,11 @@ int main(void) {
         cmocka_unit_test(curve_is_kept),
         cmocka_unit_test(draft_levels_by_chains),
         cmocka_unit_test(unused_drafters_follow_the_speed),
+        cmocka_unit_test(trips_are_told_from_levels),
+        cmocka_unit_test(one_ratio_leaves_the_prior),
+        cmocka_unit_test(trips_follow_the_speed),
+        cmocka_unit_test(levels_without_trips),
+        cmocka_unit_test(trips_of_several_chains),
         cmocka_unit_test(host_costs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
