@@ -59,7 +59,9 @@ static so_level_costs level_costs(const draft *x, const so_costs *c, bool remote
     so_draft_cost cost = {.size = x->size};
     if (x->rec && x->rec->n_level_points > 0)
         so_curve_import(&cost.one_level, x->rec->level_points, x->rec->n_level_points, NULL);
-    if (remote)
+    if (remote && x->rec && x->rec->trip_error > 0)
+        so_trip_import(&cost.trip, x->rec->trip_fixed_part, x->rec->trip_error);
+    else if (remote)
         so_trip_start(&cost.trip);
     return (so_level_costs){so_costs_trip(c, &cost), so_costs_level(c, &cost, 1), SO_PASS_LEVELS};
 }

@@ -65,6 +65,8 @@ static void load_prior(so_plan_set *s, so_plan_mode mode, int leaf) {
     so_draft_cost *cost = s->costs[leaf];
     if (rec && cost && rec->n_level_points > 0 && so_curve_ms(&cost->one_level, 1) == 0) {
         so_curve_import(&cost->one_level, rec->level_points, rec->n_level_points, NULL);
+        if (rec->trip_error > 0 && d->levels_per_pass > 1)
+            so_trip_import(&cost->trip, rec->trip_fixed_part, rec->trip_error);
         cost->catch_up_ms = rec->catch_up_ms;
         cost->catch_up_ms.n = SO_MIN(cost->catch_up_ms.n, 1);
         so_smooth(&cost->pace, so_costs_pass(&s->p->costs, 1), 1);
@@ -84,6 +86,8 @@ static void save_record(so_plan_set *s, so_plan_mode mode, int leaf) {
         rec->n_level_points =
             so_curve_export(&s->costs[leaf]->one_level, rec->level_points, SO_CURVE_KNOTS);
         rec->catch_up_ms = s->costs[leaf]->catch_up_ms;
+        rec->trip_fixed_part = s->costs[leaf]->trip.fixed_part;
+        rec->trip_error = so_trip_error(&s->costs[leaf]->trip);
     }
 }
 

@@ -34,9 +34,10 @@ typedef enum so_plan_mode {
 
 typedef struct so_record {
     char name[SO_RECORD_NAME]; /* "lookup", "model 0123456789abcdef" */
-    /* Drafters with a cost: ms of a level, by number of chains. */
+    /* Drafters with a cost: ms of a call that makes one level, by number of chains. */
     so_curve_point level_points[SO_CURVE_KNOTS];
     int n_level_points;
+    double trip_fixed_part, trip_error; /* trip.h; error 0: it makes a pass for each level */
     so_mean catch_up_ms;
     so_accept_table cells;
     so_confidence_counts confidences;

@@ -45,6 +45,8 @@ static void print_record(const so_record *rec, so_buf *out) {
     so_buf_printf(out, "drafter %s\n", rec->name);
     if (rec->catch_up_ms.n > 0)
         so_buf_printf(out, "read %.6g\n", rec->catch_up_ms.value);
+    if (rec->trip_error > 0)
+        so_buf_printf(out, "trip %.6g %.6g\n", rec->trip_fixed_part, rec->trip_error);
     print_points("step", rec->level_points, rec->n_level_points, out);
     for (int r = 0; r < SO_ACCEPT_RANKS; r++)
         for (int l = 0; l < SO_ACCEPT_CLASSES; l++)
@@ -188,6 +190,16 @@ static bool parse_rows(const char *s, so_record *rec) {
     return true;
 }
 
+static bool parse_trip(const char *s, so_record *rec) {
+    double x[2]; /* fixed part, its standard error */
+    if (rec->trip_error > 0 || !parse_numbers(s, x, 2) || x[0] > SO_TUNE_TRIP_FIXED_MAX ||
+        !(x[1] > 0 && x[1] <= 1))
+        return false;
+    rec->trip_fixed_part = x[0];
+    rec->trip_error = x[1];
+    return true;
+}
+
 static bool parse_methods(const char *s, so_records *r) {
     char *end;
     double base;
@@ -233,6 +245,8 @@ static bool parse_line(const char *line, parser *p) {
         return parse_rows(s, p->rec);
     if (p->rec && (s = after(line, "step")))
         return parse_point(s, p->rec->level_points, &p->rec->n_level_points);
+    if (p->rec && (s = after(line, "trip")))
+        return parse_trip(s, p->rec);
     if (p->rec && (s = after(line, "read")))
         return parse_ms(s, &p->rec->catch_up_ms);
     if (p->rec)

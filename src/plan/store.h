@@ -18,7 +18,9 @@
  *   pair LOW HIGH N TOKENS MS TOKENS MS RATIO SCATTER
  *   drafter NAME                             the following lines belong to this drafter:
  *   read MS                                  catch-up per token
- *   step CHAINS MS WEIGHT                    points of the cost of a level
+ *   trip PART ERROR                          drafters that make several levels in a round trip: its
+ *                                            fixed part with one level, standard error (trip.h)
+ *   step CHAINS MS WEIGHT                    points of the cost of a call that makes one level
  *   rows RANK CLASS COUNT                    confidences of first guesses, by class
  *   cell DEPTH RANK CLASS ACCEPTED TESTED    each cell with at least SO_TUNE_WRITE_TESTS tests
  *   end

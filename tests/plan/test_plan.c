@@ -386,6 +386,34 @@ static void round_trips_are_planned(void **state) {
     so_test_tmp_free(dir);
 }
 
+/* What was learned of the round trip is known in the next run, before anything is drafted. */
+static void round_trips_are_kept(void **state) {
+    (void)state;
+    char *dir = so_test_tmp(), *path = so_path_join(dir, "costs.txt");
+    sim s = {.t = gpu, .alpha = alpha_60, .draft_ms = 0.02, .trip_ms = 0.18, .n_tokens = 2000};
+    double trip[2], part[2];
+    for (int run = 0; run < 2; run++) {
+        s.planner = so_planner_create(1);
+        if (run == 1) {
+            so_planner_load(s.planner, path, SO_STR("gpu"));
+            s.n_tokens = 1; /* one plain step */
+        }
+        simulate(&s);
+        so_costs *c = so_planner_costs(s.planner);
+        const so_draft_cost *d = so_costs_drafter(c, "lookup", 0.1);
+        trip[run] = so_costs_trip(c, d);
+        part[run] = d->trip.fixed_part;
+        if (run == 0)
+            so_planner_save(s.planner, path, SO_STR("gpu"));
+        so_planner_free(s.planner);
+    }
+    printf("kept trips: %.4f ms, %.4f ms\n", trip[0], trip[1]);
+    assert_true(fabs(trip[0] / 0.18 - 1) < 0.1 && fabs(trip[1] / trip[0] - 1) < 0.05);
+    assert_true(fabs(part[0] - 0.9) < 0.05 && fabs(part[1] - part[0]) < 1e-4);
+    free(path);
+    so_test_tmp_free(dir);
+}
+
 static double good_bad(int at) { return at < 300 ? 0.85 : 0.02; }
 static double good_bad_good(int at) { return at >= 300 && at < 700 ? 0.02 : 0.85; }
 
@@ -1465,6 +1493,7 @@ int main(void) {
         cmocka_unit_test(sources_are_not_levels),
         cmocka_unit_test(short_answers_are_planned_well),
         cmocka_unit_test(round_trips_are_planned),
+        cmocka_unit_test(round_trips_are_kept),
         cmocka_unit_test(changes_are_followed),
         cmocka_unit_test(a_record_is_a_prior),
         cmocka_unit_test(catch_up_is_an_investment),

@@ -25,6 +25,8 @@ static void test_round_trip(void **state) {
     rec->level_points[1] = (so_curve_point){4, 0.5, 2};
     rec->n_level_points = 2;
     rec->catch_up_ms = (so_mean){0.0625, 1};
+    rec->trip_fixed_part = 0.625;
+    rec->trip_error = 0.03125;
     rec->cells[0][0][3] = (so_accept_cell){2.5f, 4};
     rec->cells[15][2][SO_ACCEPT_CLASSES] = (so_accept_cell){0, 512};
     rec->confidences[0][7] = 12.5f;
@@ -118,6 +120,14 @@ static void test_nothing_else_is_believed(void **state) {
         LOOKUP "drafter lookup\nend\n", /* twice */
         LOOKUP "pass 2 5 9\nend\n",     /* after a drafter */
         LOOKUP "read -1\nend\n",
+        LOOKUP "trip 0.5\nend\n",
+        LOOKUP "trip 0.96 0.1\nend\n",
+        LOOKUP "trip -0.1 0.1\nend\n",
+        LOOKUP "trip nan 0.1\nend\n",
+        LOOKUP "trip 0.5 0\nend\n",
+        LOOKUP "trip 0.5 1.5\nend\n",
+        LOOKUP "trip 0.5 0.1\ntrip 0.5 0.1\nend\n", /* twice */
+        PASS "trip 0.5 0.1\nend\n",                 /* without a drafter */
         LOOKUP "step 0 1 1\nend\n",
         LOOKUP "step 1 nan 1\nend\n",
         LOOKUP "step 2 1 1\nstep 1 1 1\nend\n",
