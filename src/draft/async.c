@@ -696,6 +696,7 @@ void so_async_create(so_async_host *h, const so_async_opts *o, so_drafter **cach
         d->base.backend = o->inner->backend;
         d->base.recorded = o->inner->recorded;
         d->base.uses_terms = o->inner->uses_terms;
+        d->base.levels_per_pass = o->inner->levels_per_pass;
         d->base.tree_nodes = o->inner->tree_nodes;
         *sync = &d->base;
     }

@@ -42,7 +42,7 @@ bool so_model_argmax_is_guess(const so_model_drafter *md, int n) {
 }
 
 int so_model_levels_per_pass(const so_model_drafter *md) {
-    bool possible = !md->inner && md->base.tree_nodes == 0 && !md->o.ahead && has_argmax(md);
+    bool possible = !md->inner && md->base.tree_nodes == 0 && has_argmax(md);
     return possible ? SO_MIN(SO_PASS_LEVELS, md->max_logits) : 1;
 }
 

@@ -280,12 +280,42 @@ static void a_fallback_that_fails_is_reported(void **state) {
     so_async_host_free(h);
 }
 
+/* The synchronous drafter beside it runs X, so the planner is told of it what it is told of X. */
+static void the_synchronous_drafter_is_that_of_x(void **state) {
+    (void)state;
+    so_async_host *h = NULL;
+    so_drafter *cached = NULL, *sync = NULL;
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_async_host_create(NULL, &h, &err), err);
+    memset(&fakes[0], 0, sizeof fakes[0]);
+    so_drafter *inner = &fakes[0].base;
+    *inner = (so_drafter){.vt = &FAKE_VT,
+                          .has_cost = true,
+                          .is_model = true,
+                          .uses_terms = true,
+                          .levels_per_pass = 8,
+                          .tree_nodes = 3,
+                          .size = 0.25,
+                          .id = 5};
+    so_async_opts o = {.inner = inner, .n_vocab = RIG_VOCAB, .n_parallel = STATES, .sync = true};
+    so_async_create(h, &o, &cached, &sync);
+    assert_true(sync->has_cost && sync->is_model && sync->uses_terms);
+    assert_int_equal(sync->levels_per_pass, 8);
+    assert_int_equal(sync->tree_nodes, 3);
+    assert_true(sync->size == 0.25 && sync->id == 5);
+    assert_int_equal(cached->levels_per_pass, 0); /* it looks up what is there */
+    so_drafter_free(sync);
+    so_drafter_free(cached);
+    so_async_host_free(h);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(states_of_the_target_come_with_the_job),
         cmocka_unit_test(a_preempted_request_may_end),
         cmocka_unit_test(a_freed_drafter_leaves_others_alone),
         cmocka_unit_test(a_fallback_that_fails_is_reported),
+        cmocka_unit_test(the_synchronous_drafter_is_that_of_x),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
