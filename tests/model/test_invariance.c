@@ -59,6 +59,17 @@ static const so_shape THIN = {.d_model = 36,
                               .n_vocab = 67,
                               .n_ctx = 8192,
                               .seed = 2};
+/* DEEP with a window that begins within a chunk of 64 positions. */
+static const so_shape SIGHTED = {.d_model = 320,
+                                 .n_layers = 3,
+                                 .n_heads = 6,
+                                 .n_heads_kv = 2,
+                                 .head_dim = 128,
+                                 .d_ff = 704,
+                                 .n_vocab = 261,
+                                 .n_ctx = 8192,
+                                 .window = 2500,
+                                 .seed = 6};
 /* The embedding of token 5 is NaN. */
 static const so_shape SICK = {.d_model = 40,
                               .n_layers = 2,
@@ -944,6 +955,75 @@ static void contexts_around_borders(void **state) {
     free(tokens);
 }
 
+/* Rows after thousands of positions, where a thread block of a GPU visits several chunks for each of its items:
+ * chains, trees and several sequences in one pass, each a few times, since a list of operations that has
+ * been seen before is computed by other kernels. */
+static void rows_far_back(const char *path, const so_shape *spec, int n_prefix) {
+    enum { WIDEST = 20, TIMES = 3 };
+    static const int widths[] = {1, 2, 5, 8, 9, 16, 20};
+    so_rig_opts o = options(SO_DTYPE_F16, so_cpu_best_level(), 2, SO_DTYPE_F16);
+    dice d = {.seed = 500 + (uint64_t)n_prefix};
+    so_rig r;
+    o.n_pages = so_kv_pages_for(n_prefix) + 64;
+    so_rig_open(&r, path, &o);
+    int32_t *tokens = SO_NEW_N(int32_t, n_prefix + WIDEST);
+    float *want[MAX_TREES], *got = SO_NEW_N(float, WIDEST *r.n_vocab);
+    so_shape_tokens(spec, 17, tokens, n_prefix + WIDEST);
+    so_seq *s = so_seq_create(r.kv), *seqs[MAX_TREES];
+    so_rig_chunks(&r, s, tokens, n_prefix, 256, NULL);
+    for (int k = 0; k < MAX_TREES; k++) {
+        want[k] = SO_NEW_N(float, MAX_NODES *r.n_vocab);
+        seqs[k] = so_seq_fork(s, n_prefix - k * n_prefix / 5);
+        so_seq_reserve_nodes(seqs[k], MAX_NODES);
+    }
+    so_rig_chunks(&r, s, tokens + n_prefix, WIDEST, 1, want[0]);
+    for (size_t i = 0; i < SO_LEN(widths) * TIMES; i++) {
+        int w = widths[i / TIMES];
+        CASE("%s: %d rows after %d, time %d", path, w, n_prefix, (int)i % TIMES);
+        so_seq_truncate_to(s, n_prefix);
+        so_rig_chain(&r, s, tokens + n_prefix, w, got);
+        same(got, want[0], r.n_vocab, w);
+    }
+    for (int k = 0; k < 6 * TIMES; k++) {
+        static tree trees[MAX_TREES];
+        for (int i = 0; i < MAX_TREES && k % TIMES == 0; i++) {
+            grow_tree(&trees[i], 1 + roll(&d, 6), &d, spec);
+            run_paths(&r, seqs[i], &trees[i], want[i]);
+        }
+        CASE("%s: trees after %d, time %d", path, n_prefix, k);
+        score_tree(&r, seqs[0], &trees[0], spec, want[0]);
+        so_seq_abort(seqs[0]);
+        score_in_passes(&r, seqs, trees, MAX_TREES, &d, want);
+        for (int i = 0; i < MAX_TREES; i++)
+            so_seq_abort(seqs[i]);
+    }
+    for (int i = 0; i < MAX_TREES; i++) {
+        so_seq_free(seqs[i]);
+        free(want[i]);
+    }
+    so_seq_free(s);
+    so_rig_close(&r);
+    free(tokens);
+    free(got);
+}
+
+static void long_contexts(void **state) {
+    (void)state;
+    bool cpu = strcmp(so_test_device(), "cpu") == 0;
+    char *sighted = write_in("sighted", &SIGHTED);
+    if (cpu) { /* lengths are nothing special there */
+        rows_far_back(sighted, &SIGHTED, SO_TEST_SANITIZED ? 300 : 2600);
+    } else {
+        static const int lengths[] = {2047, 2049, 2176, 4096, 4200, 7000};
+        for (size_t i = 0; i < SO_LEN(lengths); i++) {
+            rows_far_back(g_deep, &DEEP, lengths[i]);
+            rows_far_back(g_wide, &WIDE, lengths[i]);
+            rows_far_back(sighted, &SIGHTED, lengths[i]);
+        }
+    }
+    free(sighted);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dtypes_and_widths),
@@ -956,6 +1036,7 @@ int main(void) {
         cmocka_unit_test(stale_pages),
         cmocka_unit_test(forked_pages),
         cmocka_unit_test(contexts_around_borders),
+        cmocka_unit_test(long_contexts),
         cmocka_unit_test(sick_branches),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
