@@ -4,15 +4,16 @@
  * One thread block per multiprocessor stays for all layers. A block owns a fixed set of tiles of each matrix
  * (so_layout), so its weights are a fixed sequence that does not depend on any result: one warp (the
  * producer) copies it into a ring in shared memory and never stops at the end of an operation, while
- * eight warps (the consumers) compute. A tenth warp (the helper) finds row scales, fetches the next works'
- * arguments, and brings keys and values into L2.
+ * eight warps (the consumers) compute. A tenth warp (the helper) lists the chunks of the cache that the block attends
+ * to, finds row scales, and fetches the next works' arguments.
  *
  *   product     Consumer warp s computes segment s of all tiles of the block: one tile as the B operand of
  *               mma, the rows as A. The eight sums of each output are added through shared memory.
  *   attention   An item is a KV head, up to 16 columns (query heads of rows) and a running sum; items are
  *               dealt to the blocks. Rope of q and of the new keys is computed where they are read. A block
  *               that has a row's own position stores its key and value. Then one warp per column merges the
- *               running sums.
+ *               running sums. In passes without token trees keys and values come through the ring, after the
+ *               weights of q, k and v, so that long contexts cost little more than reading them.
  *
  * persist_kernel.cuh has the kernel itself. It is compiled once for each set of formats that the weights of a
  * run may have (persist_f16.cu, persist_q4.cu, persist_quant.cu).
@@ -44,6 +45,8 @@
  *
  * All blocks must run at the same time, so the kernel is launched cooperatively. A poll that lasts
  * SPIN_NS ends the kernel with a trap, which the host sees as a failed device. */
+#include <string.h>
+
 #include "backend/cuda/persist_kernel.cuh"
 
 static size_t side_bytes(int n, bool mixed) {
@@ -81,6 +84,9 @@ void so_persist_launch(const so_queue &q, const so_persist_run *r, so_half_rows 
     p.side_bytes = (int)side_bytes(r->n, r->mixed);
     p.x = (const char *)x.data;
     p.x_stride = x.stride * 2;
+    p.cache = r->cache;
+    memcpy(&p.keys, r->keys, sizeof p.keys);
+    memcpy(&p.values, r->values, sizeof p.values);
     p.lost = so_cuda_lost_product;
     size_t shared = (size_t)p.n_slots * SLOT + fixed_shared(r->n, r->mixed);
     if (r->clear_bytes > 0)

@@ -2,6 +2,8 @@
 #ifndef SO_BACKEND_CUDA_PERSIST_CUH
 #define SO_BACKEND_CUDA_PERSIST_CUH
 
+#include <cuda.h>
+
 #include "backend/cuda/device.cuh"
 
 enum {
@@ -31,7 +33,16 @@ typedef struct so_persist_piece {
     int each, more; /* tiles of a block, as in so_layout */
     int n_units, group, fmt;
 } so_persist_piece;
-enum { SO_PERSIST_PIECES = 4 }; /* of a product; unused ones have no tiles */
+/* Pieces of a product; unused ones have no tiles. The last one is no matrix: if its `fmt` is
+ * SO_PERSIST_CHUNKS, attention follows, whose keys and values are those of layer n_units of the cache. */
+enum { SO_PERSIST_PIECES = 4, SO_PERSIST_CHUNKS = -1 };
+
+/* The cache of a run, and which heads read it. */
+typedef struct so_persist_cache {
+    const int32_t *pages; /* as so_attn_row.page_off counts them */
+    int n_layers, head_dim, n_heads, n_heads_kv, window;
+    bool boxes; /* there are maps of keys and values, by which they can be copied into the ring */
+} so_persist_cache;
 
 /* Words that thread blocks hand to each other. `now` is written in this layer, `next` by the same thread in
  * the next one. Before it writes a word of `now`, the thread makes the same word of `next` empty. */
@@ -91,9 +102,12 @@ typedef struct so_persist_run {
     bool mixed;               /* v of some layer has another format than q and k */
     so_persist_work *works;   /* device */
     so_persist_piece *stream; /* device, [n_products][SO_PERSIST_PIECES] in the order of use */
-    char *exchange;           /* device */
-    size_t clear_bytes;       /* of `exchange`, to be filled with ones before the kernel */
-    const so_attn_row *rows;  /* device, like the slots of all layers */
+    so_persist_cache cache;
+    char keys[sizeof(CUtensorMap)],
+        values[sizeof(CUtensorMap)]; /* maps of the cache, not aligned */
+    char *exchange;                  /* device */
+    size_t clear_bytes;              /* of `exchange`, to be filled with ones before the kernel */
+    const so_attn_row *rows;         /* device, like the slots of all layers */
     const so_kv_slot *slots;
 } so_persist_run;
 

@@ -1,5 +1,5 @@
-/* A thread block of the persistent kernel: its ring of weights, how it waits, and how blocks hand results
- * to each other. persist.cu has the whole picture. */
+/* A thread block of the persistent kernel: its ring, how it waits, and how blocks hand results to each other.
+ * persist.cu has the whole picture. */
 #ifndef SO_BACKEND_CUDA_PERSIST_BLOCK_CUH
 #define SO_BACKEND_CUDA_PERSIST_BLOCK_CUH
 
@@ -50,9 +50,11 @@ typedef struct persist_args {
     int n_slots; /* of the ring */
     const char *x;
     int x_stride;
-    int side_bytes; /* of b.side, all warps */
-    int lost;       /* so_cuda_lost_product */
-    uint32_t zero;  /* 0, which the compiler does not know; see read_unit */
+    so_persist_cache cache;
+    CUtensorMap keys, values; /* of the cache: [page, layer, head, position][head_dim] */
+    int side_bytes;           /* of b.side, all warps */
+    int lost;                 /* so_cuda_lost_product */
+    uint32_t zero;            /* 0, which the compiler does not know; see read_unit */
 } persist_args;
 
 typedef void (*so_persist_kernel)(persist_args, const so_attn_row *, const so_kv_slot *);
@@ -97,8 +99,46 @@ SO_DEVICE void copy_bulk(uint32_t dst, const void *src, int n_bytes, uint32_t ba
         : "memory");
 }
 
+/* A box of 64 numbers of SO_KV_PAGE rows from row y of a map on. */
+SO_DEVICE void copy_box(uint32_t dst, const CUtensorMap *map, int x, int y, uint32_t bar) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+        "[%1, {%2, %3}], [%4];" ::"r"(dst),
+        "l"(map), "r"(x), "r"(y), "r"(bar)
+        : "memory");
+}
+/* Between writes to a slot of the ring and the next copy into it. */
+SO_DEVICE void fence_copies(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* threadIdx.x for what should be computed again at each use: in a register it would push others out, and what is
+ * kept in local memory has to be read back behind the stream of weights. */
+SO_DEVICE int thread_again(void) {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
+/* A pointer from which the compiler computes addresses where they are used, not before a loop. */
+SO_DEVICE const char *address_again(const char *p) {
+    asm volatile("" : "+l"(p));
+    return p;
+}
+
 /* The consumers. */
 SO_DEVICE void sync_consumers(void) { asm volatile("bar.sync 2, 256;" ::: "memory"); }
+/* Whether any of the consumers says so, in all of them. */
+SO_DEVICE bool any_consumer(bool says) {
+    int any;
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbar.red.or.pred q, 3, 256, p;\n"
+                 "selp.s32 %0, 1, 0, q;\n}"
+                 : "=r"(any)
+                 : "r"((int)says)
+                 : "memory");
+    return any;
+}
+/* The helper has listed the block's chunks; the producer waits for it, once. */
+SO_DEVICE void give_list(void) { asm volatile("bar.arrive 4, 64;" ::: "memory"); }
+SO_DEVICE void wait_for_list(void) { asm volatile("bar.sync 4, 64;" ::: "memory"); }
 /* The consumers and the helper. */
 SO_DEVICE void sync_helper(void) { asm volatile("bar.sync 1, 288;" ::: "memory"); }
 
@@ -190,13 +230,15 @@ typedef struct block {
     char *x;    /* activations, sums of segments and attention's data take turns */
     char *side; /* sums of v, if its weights have another format than those of q and k */
     struct ahead *ahead_of; /* [AHEAD] of a product */
-    struct residual *sums;
+    struct residual *residual;
     const so_persist_work *args; /* [ARGS] */
     so_attn_row *rows;           /* [rows] */
     int *new_slots;              /* [rows] page * SO_KV_PAGE + place */
     int8_t *fresh;               /* [64] for attention: a new row for each position, or -1 */
-    struct memo *memo;           /* [MEMOS] see persist_attention.cuh */
+    struct memo *memo;           /* [MEMOS] see persist_trees.cuh */
     struct own_items *items;
+    struct listed *list; /* [LISTED] the chunks of passes without token trees */
+    int *n_listed;       /* -1: there is no list */
     int n, warp, lane;
 } block;
 
@@ -242,143 +284,6 @@ SO_DEVICE int tiles_of_all(const so_persist_work &w) {
     for (int i = 0; i < w.n_matrices; i++)
         n += tiles_of(w.product.m[i]);
     return n;
-}
-
-/* ---- the producer ----
- *
- * The weights of a product come in the order in which the consumers use them: the first round of all its
- * matrices, then the second round, and so on (so_layout). Each matrix has its rounds in a row, so a product
- * of three matrices is merged from three streams; lane m of the warp copies from matrix m. */
-
-enum {
-    PIECES = SO_PERSIST_PIECES,
-    LOAD = 32 / PIECES
-}; /* products whose pieces a warp reads at once */
-
-/* What a lane knows of its piece of the product that it has read. */
-typedef struct piece {
-    const char *src;
-    int tiles, n_units, fmt;
-    int skip; /* bytes from the end of the group's tiles in a round to their start in the next one */
-} piece;
-
-SO_DEVICE piece read_piece(const persist_args &p, int product, int lane) {
-    piece r = {};
-    product += lane / PIECES;
-    if (product < p.n_products) {
-        so_persist_piece s = p.stream[product * PIECES + lane % PIECES];
-        so_layout l = {0, s.n_units, s.each, s.more};
-        int all = s.each + ((int)blockIdx.x < s.more), before = max(s.group, 0) * SO_MAX_TILES,
-            unit = so_fmt_unit(s.fmt);
-        r.tiles = tiles_in_group(all, s.group);
-        r.n_units = s.n_units;
-        r.fmt = s.fmt;
-        r.skip = (all - r.tiles) * SO_SEGMENTS * unit;
-        r.src = s.w + ((size_t)so_first_tile(l, blockIdx.x) * s.n_units + before * SO_SEGMENTS) *
-                          (size_t)unit;
-    }
-    return r;
-}
-
-/* The ring as the producer sees it. */
-typedef struct filling {
-    int slot, tail,
-        under_way; /* the next slot; the oldest one that is being copied; their number */
-    uint32_t phase, tail_phase;
-} filling;
-
-/* Waits until the next slot is free and few enough copies are under way. */
-SO_DEVICE void wait_to_fill(const persist_args &p, const block &b, filling &r) {
-    bar_wait(b.r.empty + 8 * r.slot, r.phase ^ 1);
-    int most = is_multiplying(b.r) ? WIDE : NARROW;
-    for (; r.under_way >= most; r.under_way--) {
-        bar_wait(b.r.full + 8 * r.tail, r.tail_phase);
-        if (++r.tail == p.n_slots) {
-            r.tail = 0;
-            r.tail_phase ^= 1;
-        }
-    }
-}
-
-/* What is copied: the same in all lanes, except src and skip, which are of the lane's matrix. */
-typedef struct copying {
-    const char *src;
-    int skip;
-    int tiles[3], n_tiles, padded; /* of the matrices; their sum; with those that are missing */
-    int entries;                   /* of a slot */
-    bool alone; /* there is one matrix, and its rounds follow each other without gaps */
-} copying;
-
-/* Copies n_rounds rounds, whose entries have n_bytes each. */
-SO_DEVICE void fill_rounds(const persist_args &p, const block &b, filling &r, copying &c,
-                           int n_rounds, int n_bytes) {
-    int n = n_rounds * c.padded, m = 0, left = c.alone ? n : c.tiles[0]; /* of matrix m */
-    for (int e = 0; e < n; e += c.entries) {
-        int here = min(c.entries, n - e), at = 0;
-        if (c.n_tiles < c.padded) /* one round */
-            here = min(here, max(c.n_tiles - e, 0));
-        wait_to_fill(p, b, r);
-        if (b.lane == 0)
-            bar_expect(b.r.full + 8 * r.slot, here * n_bytes);
-        __syncwarp();
-        while (here > 0) {
-            while (left == 0) {
-                m = m == 2 ? 0 : m + 1;
-                left = m == 0 ? c.tiles[0] : m == 1 ? c.tiles[1] : c.tiles[2];
-            }
-            int k = min(left, here);
-            if (b.lane == m) {
-                copy_bulk(address_of(b.r.ring + r.slot * SLOT + at), c.src, k * n_bytes,
-                          b.r.full + 8 * r.slot);
-                c.src += k * n_bytes + (k == left ? c.skip : 0);
-            }
-            at += k * n_bytes;
-            left -= k;
-            here -= k;
-        }
-        r.under_way++;
-        if (++r.slot == p.n_slots) {
-            r.slot = 0;
-            r.phase ^= 1;
-        }
-    }
-}
-
-/* Copies a product's weights. */
-SO_DEVICE void fill(const persist_args &p, const block &b, filling &r, copying &c, int n_units,
-                    int fmt) {
-    int unit = so_fmt_unit(fmt), most, n_rounds;
-    c.n_tiles = c.tiles[0] + c.tiles[1] + c.tiles[2];
-    c.padded = padded_tiles(c.n_tiles);
-    c.entries = slot_entries(fmt);
-    c.alone = __shfl_sync(0xffffffffu, c.skip, 0) == 0 && c.tiles[0] == c.padded;
-    most = rounds_at_once(fmt, c.padded);
-    for (int j = 0; c.n_tiles > 0 && j * SO_SEGMENTS < n_units; j += n_rounds) {
-        int whole = n_units / SO_SEGMENTS - j;
-        n_rounds = whole >= most ? most : 1;
-        fill_rounds(p, b, r, c, n_rounds, (whole > 0 ? SO_SEGMENTS : n_units % SO_SEGMENTS) * unit);
-    }
-}
-
-/* FMT: the format of all weights, which makes the lengths constants; -1: they have several. */
-template <int FMT> SO_DEVICE void produce(const persist_args &p, const block &b) {
-    filling r = {};
-    piece ahead = read_piece(p, 0, b.lane);
-    for (int i0 = 0; i0 < p.n_products; i0 += LOAD) {
-        piece now = ahead;
-        ahead = read_piece(p, i0 + LOAD, b.lane); /* under way while these are copied */
-        for (int i = 0; i < min((int)LOAD, p.n_products - i0); i++) {
-            copying c = {};
-            for (int m = 0; m < 3; m++)
-                c.tiles[m] = __shfl_sync(0xffffffffu, now.tiles, i * PIECES + m);
-            int from = i * PIECES + min(b.lane, PIECES - 1);
-            c.src = (const char *)__shfl_sync(0xffffffffu, (unsigned long long)now.src, from);
-            c.skip = __shfl_sync(0xffffffffu, now.skip, from);
-            int n_units = __shfl_sync(0xffffffffu, now.n_units, i * PIECES),
-                fmt = __shfl_sync(0xffffffffu, now.fmt, i * PIECES);
-            fill(p, b, r, c, n_units, FMT >= 0 ? FMT : fmt);
-        }
-    }
 }
 
 #endif

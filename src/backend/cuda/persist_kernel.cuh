@@ -3,8 +3,10 @@
 #ifndef SO_BACKEND_CUDA_PERSIST_KERNEL_CUH
 #define SO_BACKEND_CUDA_PERSIST_KERNEL_CUH
 
-#include "backend/cuda/persist_attention.cuh"
+#include "backend/cuda/persist_chains.cuh"
+#include "backend/cuda/persist_producer.cuh"
 #include "backend/cuda/persist_product.cuh"
+#include "backend/cuda/persist_trees.cuh"
 
 static_assert(sizeof(attn_shared<2>) <= CONSUMERS * x_bytes(1), "attention uses the memory of b.x");
 
@@ -82,7 +84,7 @@ SO_DEVICE void fetch_ahead(const block &b, const so_persist_work &w, ahead *h) {
         if (w.product.first)
 #pragma unroll 4
             for (int row = 0; row < b.n; row++)
-                b.sums->of[row][j] =
+                b.residual->of[row][j] =
                     so_load(w.product.residual + (size_t)row * width + first * SO_TILE + j);
     }
 }
@@ -117,6 +119,15 @@ SO_DEVICE void fetch_products(const persist_args &p, const block &b, fetched *f,
  * further ahead while they finish. They have then left the product before, whose memory it uses. */
 SO_DEVICE void help(const persist_args &p, block &b) {
     fetched f = {};
+    if (b.lane == 0)
+        b.items->window = b.items->from = -1;
+    __syncwarp();
+    if (*b.n_listed == 0) { /* the pass has no trees */
+        int n = list_chunks(p, b);
+        if (b.lane == 0)
+            *b.n_listed = n;
+    }
+    give_list();
     static_assert((int)ARGS >= 2 * (int)AHEAD, "an attention may follow each product");
     fetch_products(p, b, &f, 1);
     fetch_works(p, b, &f, 3);
@@ -136,20 +147,70 @@ SO_DEVICE void help(const persist_args &p, block &b) {
 
 /* ---- the kernel ---- */
 
-typedef struct __align__(128) control {
+typedef struct __align__(1024) control {
     so_persist_work args[ARGS];
     unsigned long long full[MAX_SLOTS], empty[MAX_SLOTS];
     so_attn_row rows[SO_PERSIST_ROWS];
     ahead ahead_of[AHEAD];
-    residual sums;
+    struct residual residual;
     int new_slots[SO_PERSIST_ROWS];
     int8_t fresh[CHUNK];
     memo memos[MEMOS];
     own_items items;
+    listed list[LISTED];
+    int n_listed;
     int multiplying;
     int step[CONSUMERS]; /* the work that a consumer warp is at */
 }
 control;
+
+/* A block's memory, at constant addresses, which need no registers; only the ring may begin later. b.x comes first:
+ * feed_place. */
+template <int NT> SO_DEVICE control *find_memory(block *b) {
+    extern __shared__ __align__(1024) char shared[];
+    control *c = (control *)(shared + CONSUMERS * x_bytes(NT));
+    b->x = shared;
+    b->side = (char *)(c + 1);
+    b->ahead_of = c->ahead_of;
+    b->residual = &c->residual;
+    b->args = c->args;
+    b->rows = c->rows;
+    b->new_slots = c->new_slots;
+    b->fresh = c->fresh;
+    b->memo = c->memos;
+    b->items = &c->items;
+    b->list = c->list;
+    b->n_listed = &c->n_listed;
+    return c;
+}
+
+SO_DEVICE void find_warp(block *b) {
+    int thread = thread_again();
+    b->warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+    b->lane = thread % 32;
+}
+
+/* Over listed chunks it is inlined, since it moves on in the ring. */
+template <int U> SO_DEVICE void attend_here(block &b, const so_persist_work &w) {
+    block a = b;
+    find_warp(&a);
+    a.r.warp = a.warp;
+    a.r.lane = a.lane;
+    attend_listed<U>(a, w);
+    b.r.slot = a.r.slot;
+    b.r.phase = a.r.phase;
+}
+
+/* Attention in passes with token trees, as a function that is called: what depends on the thread's number is computed
+ * anew; kept through the products, it would push their sums out of the registers. */
+template <int NT, int U>
+static __device__ __noinline__ void attend_trees(const so_persist_work *w, int n) {
+    block b;
+    find_memory<NT>(&b);
+    find_warp(&b);
+    b.n = n;
+    run_attention<U>(b, *w);
+}
 
 SO_DEVICE void next_step(volatile int *step, int lane) {
     __syncwarp();
@@ -163,21 +224,9 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
     persist(const __grid_constant__ persist_args p, const so_attn_row *rows,
             const so_kv_slot *slots) {
 #if __CUDA_ARCH__ >= 900 /* not used on older ones: so_queue.persist */
-    /* At constant addresses, which need no registers; only the ring may begin later. b.x comes first: feed_at. */
-    extern __shared__ __align__(1024) char shared[];
     block b;
-    b.x = shared;
-    control *c = (control *)(b.x + CONSUMERS * x_bytes(NT));
-    b.side = (char *)(c + 1);
+    control *c = find_memory<NT>(&b);
     char *ring = one_format(SET) ? b.side : b.side + p.side_bytes;
-    b.ahead_of = c->ahead_of;
-    b.sums = &c->sums;
-    b.args = c->args;
-    b.rows = c->rows;
-    b.new_slots = c->new_slots;
-    b.fresh = c->fresh;
-    b.memo = c->memos;
-    b.items = &c->items;
     b.n = p.n;
     b.warp = __shfl_sync(0xffffffffu, threadIdx.x / 32,
                          0); /* the compiler then knows that all lanes have the same */
@@ -192,7 +241,6 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
            b.lane,
            0};
     if (threadIdx.x == 0) {
-        c->items.window = c->items.from = -1;
         c->multiplying = false;
         for (int i = 0; i < p.n_slots; i++) {
             bar_init(b.r.full + 8 * i, 1);
@@ -208,7 +256,11 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
         c->memos[i / CONSUMERS].key[i % CONSUMERS] = -1;
     if (b.warp == HELPER)
         copy_work(p.works, c->args, b.lane);
-    __syncthreads();
+    bool chain = !rows || (int)threadIdx.x >= p.n ||
+                 c->rows[threadIdx.x].n_prefix > c->rows[threadIdx.x].pos;
+    chain = __syncthreads_and(chain) && rows && p.cache.boxes;
+    if (threadIdx.x == HELPER * 32)
+        c->n_listed = chain ? 0 : -1;
     if (b.warp == PRODUCER) {
         produce<SET == SET_F16  ? (int)SO_FMT_F16
                 : SET == SET_Q4 ? (int)SO_FMT_Q4_32_OFF
@@ -221,10 +273,12 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
 #pragma unroll 1
         for (*step = 0; *step < p.n_works; next_step(step, b.lane)) {
             const so_persist_work &w = b.args[*step % ARGS];
-            if (w.kind == SO_PERSIST_ATTENTION)
-                run_attention<U>(b, w);
-            else
+            if (w.kind != SO_PERSIST_ATTENTION)
                 run_product<NT, SET>(p, b, w);
+            else if (*b.n_listed >= 0)
+                attend_here<U>(b, w);
+            else
+                attend_trees<NT, U>(&w, p.n);
         }
     }
 #endif

@@ -228,6 +228,9 @@ static void put_attention(builder *b, const layer_ops *l, const twin *now, const
                           bool last) {
     const so_kv_store *s = l->store->kv_store.store;
     so_persist_work *w = new_work(b, SO_PERSIST_ATTENTION);
+    so_persist_piece *p = &b->stream[b->n_products * SO_PERSIST_PIECES - 1];
+    p->n_units = l->attention->attention.layer;
+    p->fmt = SO_PERSIST_CHUNKS;
     w->attention.q = now->q;
     w->attention.k = now->k;
     w->attention.v = now->v;
@@ -252,9 +255,10 @@ static void put_attention(builder *b, const layer_ops *l, const twin *now, const
     w->attention.out = exchange_of(now->att, next->att, last);
 }
 
-/* The works of layer number `i` of a run. prior: the norm before it, or NULL in the first layer. */
-static void put_layer(builder *b, const layer_ops *l, int i, const so_op *prior,
-                      const twin *twins) {
+/* The works of layer number `i` of a run. */
+static void put_layer(builder *b, const layer_ops *layers, int i, const twin *twins) {
+    const layer_ops *l = &layers[i];
+    const so_op *prior = i > 0 ? layers[i - 1].next_norm : NULL; /* the norm before it */
     const twin *now = &twins[i % 2], *next = &twins[(i + 1) % 2];
     bool last = !l->next_norm;
     so_persist_work *w = new_work(b, SO_PERSIST_QKV);
@@ -301,6 +305,7 @@ static bool continues(const layer_ops *a, const layer_ops *b) {
            same_view(a->q->matmul.out, b->q->matmul.out) &&
            same_view(a->gate->matmul.out, b->gate->matmul.out) &&
            a->attention->attention.n_heads == b->attention->attention.n_heads &&
+           a->attention->attention.window == b->attention->attention.window &&
            a->gate->matmul.w->m == b->gate->matmul.w->m &&
            same_view(a->attention->attention.rows, b->attention->attention.rows) &&
            same_view(a->store->kv_store.slots, b->store->kv_store.slots) &&
@@ -398,6 +403,39 @@ static bool send_works(builder *b, so_persist_run *run) {
     return ok;
 }
 
+/* How the heads' entries of a cache can be copied in boxes. False: the driver cannot say. */
+static bool map_entries(const so_kv_store *s, const char *data, char *out) {
+    CUtensorMap map;
+    void *encode = NULL;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    cudaError_t rc = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000,
+                                                      cudaEnableDefault, &found);
+#else
+    cudaError_t rc =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
+#endif
+    cuuint64_t width = (cuuint64_t)s->shape.head_dim, stride = width * 2,
+               rows = (cuuint64_t)s->shape.n_pages * s->shape.n_layers * s->shape.n_heads_kv *
+                      SO_KV_PAGE;
+    if (rc != cudaSuccess || found != cudaDriverEntryPointSuccess || rows > INT32_MAX ||
+        s->shape.dtype != SO_DTYPE_F16)
+        return false;
+    cuuint64_t size[2] = {width, rows};
+    cuuint32_t box[2] = {64, SO_KV_PAGE}, step[2] = {1, 1};
+    bool ok =
+        ((decltype(&cuTensorMapEncodeTiled))encode)(
+            &map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, (void *)data, size, &stride, box, step,
+            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    memcpy(out, &map, sizeof map);
+    return ok;
+}
+
+static bool map_cache(const so_kv_store *s, char *keys, char *values) {
+    return map_entries(s, s->k, keys) && map_entries(s, s->v, values);
+}
+
 static bool make_run(const layer_ops *layers, int n, size_t first, char *exchange,
                      size_t exchange_bytes, so_persist_run *run) {
     allotment a = {exchange, 0};
@@ -409,7 +447,7 @@ static bool make_run(const layer_ops *layers, int n, size_t first, char *exchang
     builder b = {(so_persist_work *)calloc((size_t)n * 5, sizeof *b.works),
                  (so_persist_piece *)calloc((size_t)n * 5 * SO_PERSIST_PIECES, sizeof *b.stream)};
     for (int i = 0; i < n; i++)
-        put_layer(&b, &layers[i], i, i > 0 ? layers[i - 1].next_norm : NULL, twins);
+        put_layer(&b, layers, i, twins);
     const so_kv_store *s = layers[0].store->kv_store.store;
     run->first_op = first;
     run->n_ops = (size_t)n * (LAYER_OPS + 1) - 1;
@@ -417,8 +455,16 @@ static bool make_run(const layer_ops *layers, int n, size_t first, char *exchang
     run->head_dim = s->shape.head_dim;
     run->exchange = exchange;
     run->clear_bytes = clear;
-    run->rows = b.works[1].attention.rows;
-    run->slots = b.works[1].attention.slots;
+    const so_persist_work *w = &b.works[1];
+    run->cache = {w->attention.pages,
+                  s->shape.n_layers,
+                  s->shape.head_dim,
+                  w->attention.n_heads,
+                  s->shape.n_heads_kv,
+                  w->attention.window,
+                  map_cache(s, run->keys, run->values)};
+    run->rows = w->attention.rows;
+    run->slots = w->attention.slots;
     return send_works(&b, run);
 }
 

@@ -21,12 +21,10 @@ typedef struct feed {
     bool on[2];      /* whether there are these rows */
 } feed;
 
-/* Where the lane's units go. This should be computed again at each use: in a register it would push others out,
- * and what is kept in local memory has to be read back behind the stream of weights. */
+/* Where the lane's units go. */
 template <int NT> SO_DEVICE char *feed_place(void) {
     extern __shared__ __align__(1024) char shared[];
-    uint32_t thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    uint32_t thread = (uint32_t)thread_again();
     return shared + thread / 32 * x_bytes(NT) + thread % 32 * 16;
 }
 
@@ -408,7 +406,7 @@ SO_DEVICE void finish_add(const block &b, const so_persist_work &w, const ahead 
     each_result<NT>(b, tiles_of(m), [&](int r, int row, int t) {
         int col = (first + r) * SO_TILE + 2 * t, at = r * SO_TILE + 2 * t;
         float2 v = result_of<NT>(b, h, scaled, m.bias, r, row, t),
-               *sum = (float2 *)&b.sums->of[row][at];
+               *sum = (float2 *)&b.residual->of[row][at];
         v.x = __fadd_rn(sum->x, v.x);
         v.y = __fadd_rn(sum->y, v.y);
         *sum = v;
