@@ -13,7 +13,9 @@
  * all chains together. So before a pass the chains ask what it is expected to gain with as many
  * levels as pay (so_model_end_unprofitable); in a pass that is made, a level has to pay for itself
  * alone (so_model_levels_together). Both are decided by the chances that are known before the rows
- * are seen. Afterwards the guesses of all computed levels are taken (draw_levels in model.c): their
+ * are seen. A level that is computed together with those before it saves a trip, but it is in vain
+ * where their rows would have ended the chain; so it has to wait for them if levels are dear and
+ * trips are cheap (is_worth_joining). Afterwards the guesses of all computed levels are taken (draw_levels in model.c): their
  * cost is spent. Where every level is a pass, as on CPUs, another pass is another level.
  *
  * Refuses levels together where the host is needed between levels: sampled tokens, penalties, biases,
@@ -115,12 +117,31 @@ static bool all_have_terms(const so_model_drafter *md, int n) {
     return true;
 }
 
+/* Whether the level that level_gain was last called for should be computed together with those
+ * before it, rather than when their rows are known: the trip that it saves if a chain goes on,
+ * against the level if none does. A chain is taken to go on where its guesses are accepted. */
+static bool is_worth_joining(const so_model_drafter *md, int n) {
+    double none = 1, trip = 0, level = 0;
+    for (int i = 0; i < n; i++) {
+        const so_model_chain *c = &md->chains[i];
+        if (c->done)
+            continue;
+        none *= 1 - (c->path > 0 ? c->expected / c->path : 0);
+        trip = SO_MAX(trip, (double)c->job->terms->trip_price);
+        level = SO_MAX(level, (double)c->job->terms->level_price);
+    }
+    return (1 - none) * (trip + level) > level;
+}
+
 /* How many levels pay in a pass with at most `max`, and what they gain together. */
 static int levels_that_pay(so_model_drafter *md, int n, int max, double *gain) {
     int levels = 1;
     *gain = level_gain(md, n, 0);
-    for (double more; levels < max && (more = level_gain(md, n, levels)) > 0; levels++)
+    for (double more; levels < max && (more = level_gain(md, n, levels)) > 0; levels++) {
+        if (!is_worth_joining(md, n))
+            break;
         *gain += more;
+    }
     return levels;
 }
 

@@ -286,7 +286,8 @@ static so_draft_job first_draft(const so_draft_terms *terms) {
 }
 
 /* A level in a pass that is made anyway costs the level price alone; another pass also costs the trip
- * price, and has to gain it with all of its levels together. */
+ * price, and has to gain it with all of its levels together. A level joins those before it only if the
+ * trip saved is worth what is computed in vain. */
 static void prices_of_trips_and_levels(void **state) {
     (void)state;
     static const struct {
@@ -299,7 +300,8 @@ static void prices_of_trips_and_levels(void **state) {
         {0.95F, 0.6F, 0.3F, 0.5F, 1, 1},    /* 0.57 is not 0.8 */
         {0.95F, 0.8F, 0.3F, 0.45F, 5, 2},   /* a second pass: 0.69 + 0.55 > 0.3 + 2 · 0.45 */
         {0.95F, 0.8F, 0.35F, 0.45F, 3, 1},  /* and less than 0.35 + 2 · 0.45 */
-        {0.1F, 0.8F, 0.0F, 0.3F, 5, 1},     /* rows turn out bad: what is computed is taken */
+        {0.1F, 0.8F, 0.6F, 0.3F, 5, 1},     /* rows turn out bad: what is computed is taken */
+        {0.9F, 0.7F, 0.05F, 0.3F, 7, 7}, /* trips are cheap: each level waits for the row before */
     };
     for (size_t i = 0; i < SO_LEN(cases); i++) {
         so_draft_terms t = {.start_value = 1};
