@@ -1,9 +1,8 @@
 /* The choice among registered drafts (choose_draft.h): a prior from the claimed agreement,
  * outweighed by observations. A claim is scaled by how well the tried drafts of this target met
- * theirs. The costs of an untried draft are estimated from its size (so_costs_level) and, where
- * drafts run on a device, from the prior of trip.h. Only
- * headers of files are read. A record or file that cannot be read counts as unknown. The choice
- * changes the speed. It does not change the text with greedy decoding or `match`, nor the
+ * theirs. The costs of an untried draft are estimated from its size, from what the tried ones cost
+ * beyond theirs and, where drafts run on a device, from the prior of trip.h. Only headers of files
+ * are read. A record or file that cannot be read counts as unknown. The choice changes the speed. It does not change the text with greedy decoding or `match`, nor the
  * distribution of the text with `reject`. */
 #include "plan/choose_draft.h"
 
@@ -55,8 +54,25 @@ static double claim_factor(const draft *all, int n) {
     return accepted / tested;
 }
 
-static so_level_costs level_costs(const draft *x, const so_costs *c, bool remote) {
-    so_draft_cost cost = {.size = x->size};
+/* What a level of the tried drafts costs beyond their size, as a fraction of the target's pass: the
+ * mean, but at least the prior. On a GPU small models cost far more than their size suggests, and an
+ * untried draft would look cheap for its small size alone. */
+static double fixed_part(const draft *all, int n, const so_costs *c) {
+    double sum = 0, pass = so_costs_pass(c, 1);
+    int tried = 0;
+    for (int i = 0; i < n; i++)
+        if (all[i].rec && all[i].rec->n_level_points > 0) {
+            so_curve level = {0};
+            so_curve_import(&level, all[i].rec->level_points, all[i].rec->n_level_points, NULL);
+            sum += so_curve_ms(&level, 1) / pass - all[i].size;
+            tried++;
+        }
+    return tried > 0 && pass > 0 ? SO_MAX(sum / tried, SO_TUNE_LEVEL_FIXED) : SO_TUNE_LEVEL_FIXED;
+}
+
+/* fixed: fixed_part. */
+static so_level_costs level_costs(const draft *x, const so_costs *c, double fixed, bool remote) {
+    so_draft_cost cost = {.size = x->size + fixed - SO_TUNE_LEVEL_FIXED};
     if (x->rec && x->rec->n_level_points > 0)
         so_curve_import(&cost.one_level, x->rec->level_points, x->rec->n_level_points, NULL);
     if (remote && x->rec && x->rec->trip_error > 0)
@@ -68,11 +84,12 @@ static so_level_costs level_costs(const draft *x, const so_costs *c, bool remote
 
 /* The expected speed-up with the best fixed length; 1e9 without record and claim, so that the draft
  * is tried. */
-static double speed_up(const draft *x, const so_costs *c, double factor, bool remote) {
+static double speed_up(const draft *x, const so_costs *c, double factor, double fixed,
+                       bool remote) {
     double expected = x->claimed_agreement > 0 ? SO_MIN(x->claimed_agreement * factor, 1.0) : 0.5;
     double weight = x->claimed_agreement > 0 ? SO_TUNE_CHOICE_CLAIM : SO_TUNE_CHOICE_NO_CLAIM;
     double best = 1, tokens = 1, value = 1;
-    so_level_costs costs = level_costs(x, c, remote);
+    so_level_costs costs = level_costs(x, c, fixed, remote);
     if (!x->rec && !(x->claimed_agreement > 0))
         return 1e9;
     for (int k = 0; k < SO_ACCEPT_DEPTHS; k++) {
@@ -85,18 +102,17 @@ static double speed_up(const draft *x, const so_costs *c, double factor, bool re
     return best;
 }
 
-/* Returns the index of the draft with the largest speed-up, the first of equals. */
-static int choose(const so_records *r, const so_costs *c, const so_registry_found *f,
-                  const so_model *target) {
+int so_choose_draft(const so_records *r, const so_costs *c, const so_registry_found *f,
+                    const so_model *target) {
     draft all[SO_REGISTRY_MAX];
     double target_bytes = (double)so_model_weight_bytes(target);
     double most = -1;
     int best = 0;
     for (int i = 0; i < f->n; i++)
         all[i] = look_up(r, f->paths[i], target_bytes);
-    double factor = claim_factor(all, f->n);
+    double factor = claim_factor(all, f->n), fixed = fixed_part(all, f->n, c);
     for (int i = 0; i < f->n; i++) {
-        double x = speed_up(&all[i], c, factor, so_model_backend(target)->vt->remote);
+        double x = speed_up(&all[i], c, factor, fixed, so_model_backend(target)->vt->remote);
         if (x > most) {
             most = x;
             best = i;
@@ -114,7 +130,7 @@ void so_choose_first(const so_model *target, so_dtype kv_dtype, so_registry_foun
     so_store_key(target, kv_dtype, &key);
     char *path = dir ? so_store_path(dir, so_buf_str(&key)) : NULL;
     if (path && so_store_read(path, so_buf_str(&key), costs, &records, &why)) {
-        int best = choose(&records, costs, f, target);
+        int best = so_choose_draft(&records, costs, f, target);
         char *first = f->paths[best];
         memmove(f->paths + 1, f->paths, (size_t)best * sizeof *f->paths);
         f->paths[0] = first;

@@ -6,6 +6,11 @@
 
 #include "draft/registry.h"
 #include "model/model.h"
+#include "plan/record.h"
+
+/* Returns the index of the draft with the largest expected speed-up, the first of equals. */
+int so_choose_draft(const so_records *r, const so_costs *c, const so_registry_found *f,
+                    const so_model *target);
 
 /* Moves the chosen draft to the front. The order stays if nothing was measured for this target with
  * this cache type. */
