@@ -68,6 +68,8 @@ struct so_draft_draws {
  *   extend     draft another level if value · (chance before the row is seen) > row price, and the
  *              sum of these surpluses over all jobs of the call > level price; if it begins another
  *              pass, the surpluses of its levels, beyond their prices, > trip price
+ *   join       compute it in the same pass as the level before, rather than when the rows of that one
+ *              are known, if also chance that a chain goes on · (trip price + level price) > level price
  *   keep       propose a token from a computed row if value · chance > row price. Decided by the
  *              row, before a token is sampled from it (rule of sight)
  *

@@ -41,7 +41,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "draft/model_impl.h"
 #include "draft/shape.h"
 #include "kv/prefix.h"

@@ -174,7 +174,7 @@ static double frontier_gain(so_model_chain *c, so_model_growth *g) {
     return sum;
 }
 
-/* Ends all trees if another level does not pay, as end_unprofitable in model.c does for chains. */
+/* Ends all trees if another level does not pay, as so_model_end_unprofitable (model_levels.c) does for chains; every level of a tree is a pass. */
 static void end_unprofitable(so_model_drafter *md, int n) {
     double gain = 0, price = 0;
     bool must = false;

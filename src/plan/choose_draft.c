@@ -2,8 +2,9 @@
  * outweighed by observations. A claim is scaled by how well the tried drafts of this target met
  * theirs. The costs of an untried draft are estimated from its size, from what the tried ones cost
  * beyond theirs and, where drafts run on a device, from the prior of trip.h. Only headers of files
- * are read. A record or file that cannot be read counts as unknown. The choice changes the speed. It does not change the text with greedy decoding or `match`, nor the
- * distribution of the text with `reject`. */
+ * are read. A record or file that cannot be read counts as unknown. The choice changes the speed.
+ * It does not change the text with greedy decoding or `match`, nor the distribution of the text
+ * with `reject`. */
 #include "plan/choose_draft.h"
 
 #include <stdlib.h>

@@ -1,8 +1,9 @@
 /* Learns the costs of costs.h. The cost of a call with one drafting level is a curve over the number
  * of chains, like that of the target's pass over rows. A curve separates the machine's speed from
  * the cost of one more chain. A call with several levels is converted to one with one level by
- * trip.h: without round trips it takes one level's time for each. A call in which a chain had more than SO_TUNE_MAX_LAG tokens of catch-up updates
- * the cost of catch-up (its time minus the known cost of its levels) and not that of levels. */
+ * trip.h: without round trips it takes one level's time for each. A call in which a chain had more
+ * than SO_TUNE_MAX_LAG tokens of catch-up updates the cost of catch-up (its time minus the known
+ * cost of its levels) and not that of levels. */
 #include "plan/costs.h"
 
 #include <math.h>

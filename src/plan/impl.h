@@ -108,8 +108,8 @@ struct so_planner {
 
 /* --- price.c --- */
 
-/* Of a drafter's levels for a number of chains. A cost that does not depend on the depth is that of a
- * trip. */
+/* What the levels of a call with this many chains cost. A cost that is the same for any depth
+ * (so_drafter.flat_cost) is booked as one trip, whose levels are free. */
 so_level_costs so_plan_level_costs(const so_planner *p, const so_plan_set *s, int leaf, int chains,
                                    int per_trip);
 /* The time of one guess for one request. */

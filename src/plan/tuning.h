@@ -43,10 +43,9 @@ enum { SO_TUNE_PROMPT_ROWS = 256 }; /* rows of a typical prefill chunk */
  * pass with 0.07 of the weights. */
 static const double SO_TUNE_LEVEL_FIXED = 0.04;
 /* trip.c: the fixed part of a round trip with one level: prior and its deviation; limit, so that a
- * level is never free. H200, drafts of SmolLM2: about 0.6 (0.19 ms per guess with one guess per
- * trip, 0.12 ms with two or three); the larger the draft, the less. The prior is on the high side: if
- * it is too low, drafts stay short and it is never corrected; if it is too high, the first longer
- * drafts correct it. */
+ * level is never free. H200, drafts of SmolLM2: 0.1 to 0.4 (a trip 0.02 to 0.04 ms, a level 0.1
+ * or 0.2). The prior is on the high side: if it is too low, levels never share a trip and it is not
+ * corrected; if it is too high, the first drafts correct it. */
 static const double SO_TUNE_TRIP_FIXED = 0.5, SO_TUNE_TRIP_FIXED_SPREAD = 0.2,
                     SO_TUNE_TRIP_FIXED_MAX = 0.95;
 /* Its standard error, at least: within a run, so that it can follow; of an earlier run. */

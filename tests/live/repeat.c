@@ -4,8 +4,8 @@
  *
  *   repeat MODEL.gguf [TIMES [TOKENS [WIDEST]]]       SOOTH_DEVICE=cuda
  *
- * TIMES: of each width, 1000. TOKENS: cached before the rows, 256. WIDEST: 16, at most 512; each row needs memory
- * for 2 rows of logits. Prints a line per width; exit 1 on the first difference. */
+ * TIMES (1000): repeats of each width. TOKENS (256): cached before the rows. WIDEST (16, at most 512): the largest
+ * width; there is memory for twice as many rows of logits. Prints a line per width; exit 1 on the first difference. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -60,16 +60,16 @@ static const so_shape THIN = {.d_model = 36,
                               .n_ctx = 8192,
                               .seed = 2};
 /* DEEP with a window that begins within a chunk of 64 positions. */
-static const so_shape SIGHTED = {.d_model = 320,
-                                 .n_layers = 3,
-                                 .n_heads = 6,
-                                 .n_heads_kv = 2,
-                                 .head_dim = 128,
-                                 .d_ff = 704,
-                                 .n_vocab = 261,
-                                 .n_ctx = 8192,
-                                 .window = 2500,
-                                 .seed = 6};
+static const so_shape LONG_WINDOW = {.d_model = 320,
+                                     .n_layers = 3,
+                                     .n_heads = 6,
+                                     .n_heads_kv = 2,
+                                     .head_dim = 128,
+                                     .d_ff = 704,
+                                     .n_vocab = 261,
+                                     .n_ctx = 8192,
+                                     .window = 2500,
+                                     .seed = 6};
 /* The embedding of token 5 is NaN. */
 static const so_shape SICK = {.d_model = 40,
                               .n_layers = 2,
@@ -956,8 +956,8 @@ static void contexts_around_borders(void **state) {
 }
 
 /* Rows after thousands of positions, where a thread block of a GPU visits several chunks for each of its items:
- * chains, trees and several sequences in one pass, each a few times, since a list of operations that has
- * been seen before is computed by other kernels. */
+ * chains, trees and several sequences in one pass. Each pass three times: a GPU computes a list of operations that
+ * it has seen before with the persistent kernel. */
 static void rows_far_back(const char *path, const so_shape *spec, int n_prefix) {
     enum { WIDEST = 20, TIMES = 3 };
     static const int widths[] = {1, 2, 5, 8, 9, 16, 20};
@@ -1010,18 +1010,18 @@ static void rows_far_back(const char *path, const so_shape *spec, int n_prefix) 
 static void long_contexts(void **state) {
     (void)state;
     bool cpu = strcmp(so_test_device(), "cpu") == 0;
-    char *sighted = write_in("sighted", &SIGHTED);
-    if (cpu) { /* lengths are nothing special there */
-        rows_far_back(sighted, &SIGHTED, SO_TEST_SANITIZED ? 300 : 2600);
+    char *windowed = write_in("long_window", &LONG_WINDOW);
+    if (cpu) { /* no length is special there */
+        rows_far_back(windowed, &LONG_WINDOW, SO_TEST_SANITIZED ? 300 : 2600);
     } else {
         static const int lengths[] = {2047, 2049, 2176, 4096, 4200, 7000};
         for (size_t i = 0; i < SO_LEN(lengths); i++) {
             rows_far_back(g_deep, &DEEP, lengths[i]);
             rows_far_back(g_wide, &WIDE, lengths[i]);
-            rows_far_back(sighted, &SIGHTED, lengths[i]);
+            rows_far_back(windowed, &LONG_WINDOW, lengths[i]);
         }
     }
-    free(sighted);
+    free(windowed);
 }
 
 int main(void) {

@@ -60,7 +60,8 @@ static int chosen(const char *dir, double claim) {
 }
 
 /* The tried draft costs much more than its size suggests, as small models do on a GPU; the smaller one is
- * expected to do so, too, and is not tried for its size alone: 1.20 times plain decoding against 1.27. With the same claim it is. */
+ * expected to do so, too, and is not tried for its size alone: 1.20 times plain decoding against
+ * 1.27. With the same claim it is. */
 static void costs_beyond_the_size(void **state) {
     (void)state;
     char *dir = so_test_tmp();

@@ -15,8 +15,11 @@
  *               running sums. In passes without token trees keys and values come through the ring, after the
  *               weights of q, k and v, so that long contexts cost little more than reading them.
  *
- * persist_kernel.cuh has the kernel itself. It is compiled once for each set of formats that the weights of a
- * run may have (persist_f16.cu, persist_q4.cu, persist_quant.cu).
+ * Files, in reading order: persist_block.cuh (the ring, waiting, handing over), persist_product.cuh,
+ * persist_items.cuh (what a block attends to), persist_producer.cuh, persist_columns.cuh (the sums of attention),
+ * persist_chains.cuh and persist_trees.cuh (passes without and with token trees), persist_kernel.cuh (helper and
+ * kernel), persist_plan.cu (host). The kernel is compiled once for each set of formats that the weights of a run
+ * may have (persist_f16.cu, persist_q4.cu, persist_quant.cu).
  *
  * Speed: the consumers must compute faster than weights arrive, so that they catch up after each exchange, and
  * the work between two products must be short. Both are limited by the number of instructions, since only two
@@ -35,11 +38,11 @@
  *     from them that others need (results of its tiles, items, columns, or the scale of a row), and the
  *     results of layer l that a writer has read depend, through attention and both additions, on all results
  *     of layer l - 1;
- *   - nobody reads the twin of layer l + 1 before it has been made empty: a reader of layer l + 1 has read
- *     words of layer l, or results that depend on them, which were written after it. No fence orders the
- *     two writes, so this relies on the first one being visible about a microsecond later, which holds on the
- *     GPUs tried and is not promised by the memory model. Usually an exchange lies between; for a block
- *     without tiles only the helper's loop does.
+ *   - nobody reads the twin of layer l + 1 before it has been made empty: whoever reads it has first read words
+ *     of layer l, or results that depend on them, which were written after that. No fence orders the two
+ *     writes: the code relies on the first one being visible about a microsecond later, which holds on the GPUs
+ *     tried and is not promised by the memory model. Between them lies an exchange between blocks; for a block
+ *     without tiles, only one turn of the helper's loop.
  *
  * Before the kernel the twins that the first layer uses are made empty.
  *

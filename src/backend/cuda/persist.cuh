@@ -52,7 +52,7 @@ typedef struct so_exchange {
 
 enum { SO_PERSIST_QKV, SO_PERSIST_ADD, SO_PERSIST_GATED, SO_PERSIST_OUT, SO_PERSIST_ATTENTION };
 
-/* One step of the list. */
+/* One work of the kernel: a product or an attention. */
 typedef struct so_persist_work {
     int kind, n_matrices;
     int number; /* of a product, among those of the list */
@@ -104,10 +104,12 @@ typedef struct so_persist_run {
     so_persist_piece *stream; /* device, [n_products][SO_PERSIST_PIECES] in the order of use */
     so_persist_cache cache;
     char keys[sizeof(CUtensorMap)],
-        values[sizeof(CUtensorMap)]; /* maps of the cache, not aligned */
-    char *exchange;                  /* device */
-    size_t clear_bytes;              /* of `exchange`, to be filled with ones before the kernel */
-    const so_attn_row *rows;         /* device, like the slots of all layers */
+        values[sizeof(
+            CUtensorMap)];   /* tensor maps of the cache, as bytes: a plan's memory does not have
+                                       the alignment that the type demands */
+    char *exchange;          /* device */
+    size_t clear_bytes;      /* of `exchange`, to be filled with ones before the kernel */
+    const so_attn_row *rows; /* device, like the slots of all layers */
     const so_kv_slot *slots;
 } so_persist_run;
 

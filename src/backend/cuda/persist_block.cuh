@@ -24,7 +24,8 @@ __host__ __device__ constexpr int depth_of(int nt) { return nt == 1 ? 6 : 4; }
 /* Bytes of b.x of a warp. */
 __host__ __device__ constexpr int x_bytes(int nt) { return depth_of(nt) * nt * 1024; }
 
-/* What is in a slot. The tile of a product in one round, 8 units, is an entry; a slot has up to
+/* What is in a slot of the ring: weights, as below, or the keys or the values of a listed chunk, or both if heads
+ * have 64 numbers (persist_items.cuh). The tile of a product in one round, 8 units, is an entry; a slot has up to
  * slot_entries of them. The consumers compute rounds_at_once rounds in one iteration of their loop, and no
  * slot has entries of two iterations. What is left of the whole rounds comes one round at a time, and the last
  * round, if 8 does not divide the number of units, has shorter entries. The loop is compiled for some
@@ -234,11 +235,11 @@ typedef struct block {
     const so_persist_work *args; /* [ARGS] */
     so_attn_row *rows;           /* [rows] */
     int *new_slots;              /* [rows] page * SO_KV_PAGE + place */
-    int8_t *fresh;               /* [64] for attention: a new row for each position, or -1 */
+    int8_t *new_row;             /* [64] for attention: a new row for each position, or -1 */
     struct memo *memo;           /* [MEMOS] see persist_trees.cuh */
     struct own_items *items;
     struct listed *list; /* [LISTED] the chunks of passes without token trees */
-    int *n_listed;       /* -1: there is no list */
+    int *n_listed; /* chunks in the list; -1: there is none. Until the helper has made it: 0 */
     int n, warp, lane;
 } block;
 

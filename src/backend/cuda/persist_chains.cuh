@@ -39,8 +39,8 @@ SO_DEVICE bool is_new(const block &b, const item &it, const listed &e, int i) {
            b.rows[i].page_off == b.rows[row_of(it, e)].page_off;
 }
 
-/* Writes row i of this pass into a chunk, and into the cache if the item has the row. Returns whether its value is not
- * finite. One warp. */
+/* Writes row i of this pass into a chunk, and into the cache if the item has the row. Returns whether its value is
+ * not finite. One warp. */
 template <int U>
 SO_DEVICE bool put_new(const block &b, const so_persist_work &w, const item &it, const listed &e,
                        int i, entry_words<U> *words, char *keys, char *values) {
@@ -62,10 +62,10 @@ SO_DEVICE bool put_new(const block &b, const so_persist_work &w, const item &it,
     return bad;
 }
 
-/* What is to be done before a chunk: loads the queries if its item begins, and writes the rows of this pass over what
- * the ring has in their place. Both are read before one of them is waited for, so that they take one trip to L2; the
- * last warps take the first rows, since the first warps have queries. Returns whether values are not finite that
- * not all rows see. */
+/* Before a chunk: loads the queries if its item begins, and writes the rows of this pass over what the ring has in
+ * their place. All loads start before the first wait, so they take one trip to L2; the last warps take the first
+ * rows, because the first warps load queries. Returns whether values that only some of the rows see are NaN or
+ * infinite: then each row's values are weighed alone. */
 template <int U>
 SO_DEVICE bool prepare(const block &b, const so_persist_work &w, const item &it, const listed &e,
                        columns<U> *s) {
@@ -109,7 +109,7 @@ SO_DEVICE bool prepare(const block &b, const so_persist_work &w, const item &it,
     return any_consumer(bad) && (e.flags & UNEQUAL);
 }
 
-/* The next chunk of the ring. apart: as prepare returns it. */
+/* The next chunk of the ring. apart: whether each row's values are weighed alone. */
 template <int U>
 SO_DEVICE void attend_chunk(block &b, int window, const item &it, const listed &e, bool apart,
                             columns<U> *s, float (*o)[4]) {

@@ -13,7 +13,7 @@ enum { COLS = SO_PERSIST_COLS };
  *
  * An item is one running sum of up to COLS columns of a KV head. A column is a query head of a row; columns
  * are numbered row by row, and an item may begin and end within a row. A block has the same items in all
- * layers whose window is the same, so they are described once (own_items). */
+ * layers of a run, so they are described once (own_items). */
 
 typedef struct item {
     int kv, split, n_cols, row0, n_rows;
@@ -129,17 +129,16 @@ SO_DEVICE range range_in(int base, int lowest, int end) {
 }
 
 #ifndef SO_PERSIST_LISTED
-#define SO_PERSIST_LISTED 96 /* tests take fewer */
+#define SO_PERSIST_LISTED 96 /* docs/gpu.md says how to test with fewer */
 #endif
 enum {
     LISTED = SO_PERSIST_LISTED,
-    /* flags: the first and the last chunk of an item; the rows see none, and there is nothing in the ring;
-     * rows of this pass are in it; rows of the item see different parts of it */
-    BEGINS = 1,
-    ENDS = 2,
-    NOTHING = 4,
-    NEW = 8,
-    UNEQUAL = 16,
+    /* flags */
+    BEGINS = 1,   /* the first chunk of its item */
+    ENDS = 2,     /* the last one */
+    NOTHING = 4,  /* the rows see nothing of it; it is not in the ring */
+    NEW = 8,      /* it may have positions of rows of this pass */
+    UNEQUAL = 16, /* the item's rows see different parts of it */
 };
 
 /* A chunk to be computed, for all rows of an item or, if they belong to several sequences, for one of them. */
@@ -157,7 +156,7 @@ SO_DEVICE listed list_chunk(const block &b, const so_persist_cache &c, const ite
     const so_attn_row &r = b.rows[row < 0 ? it.longest : row];
     int base = chunk * CHUNK;
     range seen = range_in(base, row < 0 ? it.lowest : first_seen(c.window, r), r.pos + 1);
-    bool fresh = base + seen.to > r.pos + 1 - b.n, /* a path ends with up to b.n new rows */
+    bool has_new = base + seen.to > r.pos + 1 - b.n, /* a path ends with up to b.n new rows */
         unequal = row < 0 && it.n_rows > 1 && (base < it.first || base + CHUNK > it.last);
     if (seen.from >= seen.to)
         return {chunk, {0, 0}, (uint8_t)k, NOTHING, 0, 0, (int8_t)row};
@@ -166,14 +165,14 @@ SO_DEVICE listed list_chunk(const block &b, const so_persist_cache &c, const ite
         chunk,
         {seen.from < SO_KV_PAGE ? so_load(page) : 0, seen.to > SO_KV_PAGE ? so_load(page + 1) : 0},
         (uint8_t)k,
-        (uint8_t)((fresh ? NEW : 0) | (unequal ? UNEQUAL : 0)),
+        (uint8_t)((has_new ? NEW : 0) | (unequal ? UNEQUAL : 0)),
         (uint8_t)seen.from,
         (uint8_t)seen.to,
         (int8_t)row};
 }
 
-/* Lists the chunks of item number k, after the first n. A lane tests one chunk, or one row of it, at a time. Returns their
- * number with these; more than LISTED: they are too many. */
+/* Lists the chunks of item number k, after the first n. A lane tests one chunk, or one row of it, at a time. Returns
+ * their number with these; more than LISTED: they are too many. */
 SO_DEVICE int list_item(const block &b, const so_persist_cache &c, const item &it, int k, int n) {
     bool shared = it.same_to == INT32_MAX;
     int rows = shared ? 1 : it.n_rows, before = n,
@@ -232,7 +231,8 @@ SO_DEVICE int list_chunks(const persist_args &p, const block &b) {
  * whose 16-byte pieces are permuted so that the tensor cores can be fed without bank conflicts. */
 
 enum { BOX = 64 * SO_KV_PAGE * 2 };
-static_assert((int)CHUNK == 2 * (int)SO_KV_PAGE && 4 * BOX == SLOT, "");
+static_assert((int)CHUNK == 2 * (int)SO_KV_PAGE && 4 * BOX == SLOT,
+              "a slot of the ring holds four boxes");
 
 /* Where piece c (16 bytes) of position j is among a chunk's keys, and its values. */
 template <int U> SO_DEVICE int piece_at(int j, int c) {

@@ -154,13 +154,13 @@ typedef struct __align__(1024) control {
     ahead ahead_of[AHEAD];
     struct residual residual;
     int new_slots[SO_PERSIST_ROWS];
-    int8_t fresh[CHUNK];
+    int8_t new_row[CHUNK];
     memo memos[MEMOS];
     own_items items;
     listed list[LISTED];
     int n_listed;
     int multiplying;
-    int step[CONSUMERS]; /* the work that a consumer warp is at */
+    int work_at[CONSUMERS]; /* the work that a consumer warp is at */
 }
 control;
 
@@ -176,7 +176,7 @@ template <int NT> SO_DEVICE control *find_memory(block *b) {
     b->args = c->args;
     b->rows = c->rows;
     b->new_slots = c->new_slots;
-    b->fresh = c->fresh;
+    b->new_row = c->new_row;
     b->memo = c->memos;
     b->items = &c->items;
     b->list = c->list;
@@ -190,7 +190,9 @@ SO_DEVICE void find_warp(block *b) {
     b->lane = thread % 32;
 }
 
-/* Over listed chunks it is inlined, since it moves on in the ring. */
+/* Attention over the listed chunks. Inlined, because it moves the block on in the ring. It works on a copy of the
+ * block whose warp and lane are read again: kept through the products, what depends on them would push their sums
+ * out of the registers. */
 template <int U> SO_DEVICE void attend_here(block &b, const so_persist_work &w) {
     block a = b;
     find_warp(&a);
@@ -201,8 +203,7 @@ template <int U> SO_DEVICE void attend_here(block &b, const so_persist_work &w) 
     b.r.phase = a.r.phase;
 }
 
-/* Attention in passes with token trees, as a function that is called: what depends on the thread's number is computed
- * anew; kept through the products, it would push their sums out of the registers. */
+/* Attention in passes with token trees. A function that is called, for the sake of the same registers. */
 template <int NT, int U>
 static __device__ __noinline__ void attend_trees(const so_persist_work *w, int n) {
     block b;
@@ -212,10 +213,10 @@ static __device__ __noinline__ void attend_trees(const so_persist_work *w, int n
     run_attention<U>(b, *w);
 }
 
-SO_DEVICE void next_step(volatile int *step, int lane) {
+SO_DEVICE void next_work(volatile int *at, int lane) {
     __syncwarp();
     if (lane == 0)
-        *step = *step + 1;
+        *at = *at + 1;
     __syncwarp();
 }
 
@@ -269,10 +270,10 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
         help(p, b);
     } else {
         /* counted in shared memory: a register for it would be spilled */
-        volatile int *step = &c->step[b.warp];
+        volatile int *at = &c->work_at[b.warp];
 #pragma unroll 1
-        for (*step = 0; *step < p.n_works; next_step(step, b.lane)) {
-            const so_persist_work &w = b.args[*step % ARGS];
+        for (*at = 0; *at < p.n_works; next_work(at, b.lane)) {
+            const so_persist_work &w = b.args[*at % ARGS];
             if (w.kind != SO_PERSIST_ATTENTION)
                 run_product<NT, SET>(p, b, w);
             else if (*b.n_listed >= 0)

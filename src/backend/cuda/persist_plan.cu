@@ -70,7 +70,8 @@ static int tiles_per_block(const so_weight *w, int n_sms) {
     return ((w->m + SO_TILE - 1) / SO_TILE + n_sms - 1) / n_sms;
 }
 
-/* Whether the kernel has the loop for a matrix, and which of the two kernels it is. */
+/* Whether the kernel has the loop for a matrix, and whether its format is quantised: a run has either fp16 or
+ * quantised weights. */
 static bool streams(const so_weight *w) {
     return w->fmt == SO_FMT_F16 || w->fmt == SO_FMT_Q4_32_OFF || w->fmt == SO_FMT_Q8_32 ||
            w->fmt == SO_FMT_Q8_16;

@@ -1,5 +1,5 @@
 /* The producer of the persistent kernel: one warp that copies what its block needs from memory into the ring, in
- * the order of use, and never waits for a result. That are the weights and, in passes without token trees, the
+ * the order of use, and never waits for a result. These are the weights and, in passes without token trees, the
  * keys and values of the cache. */
 #ifndef SO_BACKEND_CUDA_PERSIST_PRODUCER_CUH
 #define SO_BACKEND_CUDA_PERSIST_PRODUCER_CUH

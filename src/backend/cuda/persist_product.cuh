@@ -86,8 +86,7 @@ SO_DEVICE bool read_unit(const feed &f, int place, const char *from, uint32_t (*
 }
 
 /* Fetches unit j again until it has been handed over, and each time also the units after it, which are probably
- * empty as well.
- * Not inlined, to keep the loop of a product short. */
+ * empty as well. Not inlined, to keep the loop of a product short. */
 template <int NT> static __device__ __noinline__ void poll_unit(feed f, int j, int place) {
     spin s = {};
     uint32_t a[4][4];
@@ -168,7 +167,7 @@ SO_DEVICE void multiply_unit(const uint32_t (*a)[4], const uint32_t (*w)[8], int
         }
 }
 
-/* Loads and decodes tile t0 + i of round p for i from I to N - 1. */
+/* Loads and decodes N tiles of round p, from number t0 on. */
 template <int FMT, int T, int P, int N>
 SO_DEVICE void load_tiles(reader &r, int p, int t0, uint32_t (*w)[8]) {
     constexpr int S = slot_entries(FMT), UNIT = so_fmt_unit(FMT);
@@ -285,7 +284,8 @@ enum {
 __host__ __device__ constexpr bool one_format(int set) { return (set & (set - 1)) == 0; }
 
 /* The same as a function that is called: with more than 8 rows, the loops of several formats, inlined into one
- * kernel, take minutes to compile. Saving registers for the call takes about a microsecond. Returns the slot and the phase of the ring after it: 2 · slot + phase. */
+ * kernel, take minutes to compile. Saving registers for the call takes about a microsecond. Returns the slot and
+ * the phase of the ring after it: 2 · slot + phase. */
 template <int NT, int FMT, int T>
 static __device__ __noinline__ int multiply_called(reader r, feed f, int n_units, char *sums) {
     multiply<NT, FMT, T>(r, f, n_units, sums);

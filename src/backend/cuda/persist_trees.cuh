@@ -53,10 +53,10 @@ enum { MEMOS = 4 };
 typedef struct memo {
     int key[CONSUMERS], base[CONSUMERS];
     int slot
-        [CHUNK]; /* page * SO_KV_PAGE + place; NOWHERE: not seen; FRESH - i: row i of this pass */
+        [CHUNK]; /* page * SO_KV_PAGE + place; NOWHERE: not seen; NEW_ROW - i: row i of this pass */
     int kv;
 } memo;
-enum { NOWHERE = -1, FRESH = -2 };
+enum { NOWHERE = -1, NEW_ROW = -2 };
 
 /* The slot of position `pos` as row r sees it. */
 SO_DEVICE int find_slot(const block &b, const so_persist_work &w, const so_attn_row &r, int pos) {
@@ -65,7 +65,7 @@ SO_DEVICE int find_slot(const block &b, const so_persist_work &w, const so_attn_
     if (pos > r.pos - b.n) /* a path has at most b.n new rows */
         for (int i = 0; i < b.n; i++)
             if (b.new_slots[i] == slot)
-                return FRESH - i;
+                return NEW_ROW - i;
     return slot;
 }
 
@@ -96,11 +96,11 @@ SO_DEVICE int find_place(const block &b, const so_persist_work &w, const visit &
     return slot;
 }
 
-/* Notes which positions of a chunk are rows of this pass, which are not in the cache yet: b.fresh has the row
+/* Notes which positions of a chunk are rows of this pass, which are not in the cache yet: b.new_row has the row
  * of such a position, -1 for the others. */
-SO_DEVICE void note_fresh(const block &b, int slot) {
+SO_DEVICE void note_new(const block &b, int slot) {
     if (thread_again() % 4 == 0)
-        b.fresh[thread_again() / 4] = (int8_t)(slot <= FRESH ? FRESH - slot : -1);
+        b.new_row[thread_again() / 4] = (int8_t)(slot <= NEW_ROW ? NEW_ROW - slot : -1);
 }
 
 /* Starts copying the keys or the values of a chunk to `to`; four threads for a position. Rows of this pass are left
@@ -138,17 +138,17 @@ SO_DEVICE void prefetch_entries(const block &b, const so_persist_work &w) {
 /* Fills in keys and values of this pass's rows, one warp for a position, and stores those whose own
  * position it is. The last warps come first, since the first ones have queries to load. */
 template <int U>
-SO_DEVICE void fill_fresh(const block &b, const so_persist_work &w, const item &it, int base,
-                          attn_shared<U> *s) {
+SO_DEVICE void fill_new_rows(const block &b, const so_persist_work &w, const item &it, int base,
+                             attn_shared<U> *s) {
     constexpr int M = U * 2;
     unsigned long long todo =
-        __ballot_sync(0xffffffffu, b.fresh[b.lane] >= 0) |
-        (unsigned long long)__ballot_sync(0xffffffffu, b.fresh[b.lane + 32] >= 0) << 32;
+        __ballot_sync(0xffffffffu, b.new_row[b.lane] >= 0) |
+        (unsigned long long)__ballot_sync(0xffffffffu, b.new_row[b.lane + 32] >= 0) << 32;
 #pragma unroll 1
     for (int k = 0; todo; k++, todo &= todo - 1) {
         if (CONSUMERS - 1 - k % CONSUMERS != b.warp)
             continue;
-        int j = __ffsll(todo) - 1, row = b.fresh[j], e = b.lane * M;
+        int j = __ffsll(todo) - 1, row = b.new_row[j], e = b.lane * M;
         alignas(8) __half key[M], value[M];
         entry_words<U> words;
         begin_entry<U>(b, w, it.kv, row, &words);
@@ -177,7 +177,7 @@ SO_DEVICE void fill_new(const block &b, const so_persist_work &w, const item &it
             read_query<U>(b, w, it.row[b.warp + c * CONSUMERS], it.head[b.warp + c * CONSUMERS],
                           x[c]);
     if (v.item >= 0)
-        fill_fresh<U>(b, w, it, v.chunk * CHUNK, s);
+        fill_new_rows<U>(b, w, it, v.chunk * CHUNK, s);
     for (int c = 0; c < 2; c++)
         if (has[c]) {
             int col = b.warp + c * CONSUMERS;
@@ -201,10 +201,10 @@ template <int U>
 SO_DEVICE void fetch_chunk(const block &b, const so_persist_work &w, const item &it, const visit &v,
                            progress *at, attn_shared<U> *s) {
     int slot = find_place(b, w, v, at->turn++);
-    note_fresh(b, slot);
+    note_new(b, slot);
     fetch_entries<U>(b, w, w.attention.k_cache, it.kv, slot, s->keys);
     fetch_entries<U>(b, w, w.attention.v_cache, it.kv, slot, s->values);
-    sync_consumers(); /* b.fresh */
+    sync_consumers(); /* b.new_row */
 }
 
 /* Computes a chunk whose keys have arrived, while its values and then the chunk of the next visit are copied: each
@@ -214,7 +214,7 @@ SO_DEVICE void compute_chunk(const block &b, const so_persist_work &w, const ite
                              const visit &v, progress *at, attn_shared<U> *s, float (*o)[4]) {
     visit next = next_visit(b, it, v);
     int window = w.attention.window, base = v.chunk * CHUNK, only = v.i < 0 ? -1 : it.row0 + v.i,
-        slot = FRESH, kv = 0;
+        slot = NEW_ROW, kv = 0;
     if (next.item >= 0) {
         slot = find_place(b, w, next, at->turn++);
         kv = b.items->item[next.item - b.items->from].kv;
@@ -222,7 +222,7 @@ SO_DEVICE void compute_chunk(const block &b, const so_persist_work &w, const ite
     score_chunk<U>(b, it, s->keys, &s->c);
     sync_consumers(); /* scores; the keys have been read */
     if (next.item >= 0) {
-        note_fresh(b, slot);
+        note_new(b, slot);
         fetch_entries<U>(b, w, w.attention.k_cache, kv, slot, s->keys);
     } else {
         so_copy_commit();

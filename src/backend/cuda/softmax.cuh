@@ -1,4 +1,4 @@
-/* What both attention kernels share: attention.cu and persist.cu. */
+/* What attention.cu and the persistent kernel (persist_columns.cuh) share. */
 #ifndef SO_BACKEND_CUDA_SOFTMAX_CUH
 #define SO_BACKEND_CUDA_SOFTMAX_CUH
 
