@@ -69,7 +69,8 @@ struct so_draft_draws {
  *              sum of these surpluses over all jobs of the call > level price; if it begins another
  *              pass, the surpluses of its levels, beyond their prices, > trip price
  *   join       compute it in the same pass as the level before, rather than when the rows of that one
- *              are known, if also chance that a chain goes on · (trip price + level price) > level price
+ *              are known, if also chance that a chain goes on · price of a trip with one level > that
+ *              price - hoped trip price
  *   keep       propose a token from a computed row if value · chance > row price. Decided by the
  *              row, before a token is sampled from it (rule of sight)
  *
@@ -83,6 +84,7 @@ typedef struct so_draft_terms {
     float row_price[SO_TERMS_DEPTHS]; /* one more row of the target's pass, and its verification */
     float level_price;                /* one level of drafting, shared by the jobs of one call */
     float trip_price;                 /* one pass, beyond its levels; 0 on CPUs */
+    float hoped_trip_price;           /* as high as it may be (plan/trip.h) */
     float start_value; /* value of the root: below 1 if other drafters' guesses are tested first */
     /* For drafters of trees: the chances of later siblings, by rank from 1 (the last one: all later
      * ranks too), and the price of one more branch in a level. */

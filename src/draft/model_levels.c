@@ -121,16 +121,16 @@ static bool all_have_terms(const so_model_drafter *md, int n) {
  * before it, rather than when their rows are known: the trip that it saves if a chain goes on,
  * against the level if none does. A chain is taken to go on where its guesses are accepted. */
 static bool is_worth_joining(const so_model_drafter *md, int n) {
-    double none = 1, trip = 0, level = 0;
+    double none = 1, hoped = 0, pass = 0;
     for (int i = 0; i < n; i++) {
         const so_model_chain *c = &md->chains[i];
         if (c->done)
             continue;
         none *= 1 - (c->path > 0 ? c->expected / c->path : 0);
-        trip = SO_MAX(trip, (double)c->job->terms->trip_price);
-        level = SO_MAX(level, (double)c->job->terms->level_price);
+        hoped = SO_MAX(hoped, (double)c->job->terms->hoped_trip_price);
+        pass = SO_MAX(pass, so_terms_pass(c->job->terms));
     }
-    return (1 - none) * (trip + level) > level;
+    return (1 - none) * pass > pass - hoped;
 }
 
 /* How many levels pay in a pass with at most `max`, and what they gain together. */
@@ -145,12 +145,20 @@ static int levels_that_pay(so_model_drafter *md, int n, int max, double *gain) {
     return levels;
 }
 
+/* What a job tells the planner for its next call: what the others need the host for, or this call's
+ * catch-up, says nothing about that. n: jobs of the call. */
+static int levels_of_job(const so_model_drafter *md, const so_draft_job *job, int n) {
+    so_sample_params p = so_model_params(md, job);
+    bool possible = !md->no_levels && so_model_levels_per_pass(md) > 1 && so_sample_is_argmax(&p);
+    return possible ? SO_MAX(SO_MIN(SO_PASS_LEVELS, md->max_logits / n), 1) : 1;
+}
+
 int so_model_levels_together(so_model_drafter *md, int n) {
-    int most = most_levels(md, n), levels = within_limits(md, n, most);
+    int levels = within_limits(md, n, most_levels(md, n));
     double gain;
     for (int i = 0; i < n; i++)
         if (!md->chains[i].done)
-            md->chains[i].job->levels_per_pass = most;
+            md->chains[i].job->levels_per_pass = levels_of_job(md, md->chains[i].job, n);
     return levels > 1 && all_have_terms(md, n) ? levels_that_pay(md, n, levels, &gain) : levels;
 }
 

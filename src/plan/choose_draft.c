@@ -80,7 +80,9 @@ static so_level_costs level_costs(const draft *x, const so_costs *c, double fixe
         so_trip_import(&cost.trip, x->rec->trip_fixed_part, x->rec->trip_error);
     else if (remote)
         so_trip_start(&cost.trip);
-    return (so_level_costs){so_costs_trip(c, &cost), so_costs_level(c, &cost, 1), SO_PASS_LEVELS};
+    return (so_level_costs){.trip_ms = so_costs_trip(c, &cost),
+                            .level_ms = so_costs_level(c, &cost, 1),
+                            .per_trip = SO_PASS_LEVELS};
 }
 
 /* The expected speed-up with the best fixed length; 1e9 without record and claim, so that the draft

@@ -58,6 +58,10 @@ double so_costs_trip(const so_costs *c, const so_draft_cost *d) {
     return d->trip.fixed_part * one_level(c, d, 1);
 }
 
+double so_costs_trip_hoped(const so_costs *c, const so_draft_cost *d) {
+    return so_trip_hoped_part(&d->trip) * one_level(c, d, 1);
+}
+
 double so_costs_level(const so_costs *c, const so_draft_cost *d, int chains) {
     return one_level(c, d, chains) - so_costs_trip(c, d);
 }

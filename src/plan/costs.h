@@ -42,6 +42,7 @@ struct so_draft_cost {
 /* What the levels of a coming call take: those of one number of chains. */
 typedef struct so_level_costs {
     double trip_ms, level_ms; /* a round trip; each level */
+    double hoped_trip_ms;     /* so_trip_hoped_part */
     int per_trip;             /* most levels of a trip */
 } so_level_costs;
 /* The time that level d (from 1) adds to a call, and that of the first d levels. */
@@ -67,6 +68,7 @@ so_draft_cost *so_costs_drafter(so_costs *c, const char *name, double size);
 /* All return 0 while nothing was measured. */
 double so_costs_pass(const so_costs *c, int rows);
 double so_costs_trip(const so_costs *c, const so_draft_cost *d);
+double so_costs_trip_hoped(const so_costs *c, const so_draft_cost *d); /* so_trip_hoped_part */
 double so_costs_level(const so_costs *c, const so_draft_cost *d, int chains); /* without the trip */
 double so_costs_catch_up(const so_costs *c, const so_draft_cost *d);
 double so_costs_check(const so_costs *c, so_verify_mode mode);

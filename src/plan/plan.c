@@ -155,6 +155,7 @@ static void set_price(const so_planner *p, so_candidate *c, int leaf, const doub
         c->terms->row_price[d] = (float)(p->price * (row_ms[d] + c->check_ms));
     c->terms->level_price = (float)(p->price * costs->level_ms);
     c->terms->trip_price = (float)(p->price * costs->trip_ms);
+    c->terms->hoped_trip_price = (float)(p->price * costs->hoped_trip_ms);
     c->first_gain = c->keep_chance = 0;
     if (c->reach > 0)
         c->first_gain = c->reach * so_accept_first_gain(

@@ -12,8 +12,9 @@ so_level_costs so_plan_level_costs(const so_planner *p, const so_plan_set *s, in
         return l;
     l.trip_ms = so_costs_trip(&p->costs, d);
     l.level_ms = so_costs_level(&p->costs, d, chains);
+    l.hoped_trip_ms = so_costs_trip_hoped(&p->costs, d);
     if (s->drafters->leaves[leaf]->flat_cost)
-        l = (so_level_costs){l.trip_ms + l.level_ms, 0, SO_TERMS_DEPTHS};
+        l = (so_level_costs){.trip_ms = l.trip_ms + l.level_ms, .per_trip = SO_TERMS_DEPTHS};
     return l;
 }
 

@@ -13,7 +13,7 @@
 #include "plan/tuning.h"
 
 static const char HEAD[] = "sooth plan 1\n";
-static const double MAX_MS = 1e6;
+static const double MAX_MS = 1e6, MIN_POINT_MS = 1e-6;
 enum { MAX_FILE = 1 << 20 };
 
 void so_store_key(const so_model *m, so_dtype kv_dtype, so_buf *out) {
@@ -135,7 +135,7 @@ static bool is_whole(double x, int lo, int hi) { return x >= lo && x <= hi && x 
 static bool parse_point(const char *s, so_curve_point *points, int *n) {
     double x[3]; /* rows, ms, weight */
     if (*n == SO_CURVE_KNOTS || !parse_numbers(s, x, 3) || !is_whole(x[0], 1, SO_CURVE_MAX) ||
-        !(x[1] > 0 && is_ms(x[1])) || !(x[2] > 0 && x[2] <= SO_TUNE_POINT_WEIGHT) ||
+        !(x[1] >= MIN_POINT_MS && is_ms(x[1])) || !(x[2] > 0 && x[2] <= SO_TUNE_POINT_WEIGHT) ||
         (*n > 0 && x[0] <= points[*n - 1].n))
         return false;
     points[(*n)++] = (so_curve_point){(int)x[0], x[1], x[2]};

@@ -23,9 +23,18 @@ void so_trip_start(so_trip *t) {
 }
 
 void so_trip_import(so_trip *t, double fixed_part, double error) {
-    error = clamp(error, SO_TUNE_TRIP_OLD_ERROR, SO_TUNE_TRIP_FIXED_SPREAD);
+    if (error > SO_TUNE_TRIP_FIXED_SPREAD) { /* less is known than the prior says */
+        *t = (so_trip){0};
+        so_trip_start(t);
+        return;
+    }
+    error = SO_MAX(error, SO_TUNE_TRIP_OLD_ERROR);
     *t = (so_trip){.fixed_part = clamp(fixed_part, 0, SO_TUNE_TRIP_FIXED_MAX),
                    .var_fixed = error * error};
+}
+
+double so_trip_hoped_part(const so_trip *t) {
+    return SO_MIN(t->fixed_part + so_trip_error(t), SO_TUNE_TRIP_FIXED_MAX);
 }
 
 double so_trip_error(const so_trip *t) { return sqrt(t->var_fixed); }
@@ -39,11 +48,19 @@ double so_trip_factor(const so_trip *t, int trips, int levels, double ratio) {
     return levels - (levels - trips) * part_of(t, ratio);
 }
 
+/* The factor if f is its prior. The slope of y by f is taken there: taken at the current f it turns with
+ * each update, and f drifts to 0 in thousands of calls with one ratio, which say nothing about it. */
+static double at_prior(int trips, int levels, double ratio) {
+    double part = SO_MIN(SO_TUNE_TRIP_FIXED / SO_MAX(ratio, 1), SO_TUNE_TRIP_FIXED_MAX);
+    return levels - (levels - trips) * part;
+}
+
 void so_trip_observe(so_trip *t, int trips, int levels, double ratio, double ms, double noise) {
-    if (!(t->var_fixed > 0) || !(ms > 0) || trips < 1 || levels < trips)
+    if (!(t->var_fixed > 0) || !(ms > 0) || !isfinite(ms) || !isfinite(ratio) || trips < 1 ||
+        levels < trips)
         return;
     double factor = so_trip_factor(t, trips, levels, ratio);
-    double slope = -(levels - trips) / SO_MAX(ratio, 1) / factor; /* of y by f */
+    double slope = -(levels - trips) / SO_MAX(ratio, 1) / at_prior(trips, levels, ratio);
     double y = log(ms / SO_MAX(ratio, 1));
     if (!t->measured) {
         t->log_ms = y - log(factor);

@@ -35,6 +35,9 @@ void so_trip_start(so_trip *t);
 /* Starts from an earlier run: f and its standard error. */
 void so_trip_import(so_trip *t, double fixed_part, double error);
 double so_trip_error(const so_trip *t); /* standard error of f; 0: it was not started */
+/* f plus its error. Whether levels share a trip is decided by it: where they do not, nothing is learned
+ * of f, so an estimate that is too low would never be corrected. The error grows until they do. */
+double so_trip_hoped_part(const so_trip *t);
 
 /* The factor of c(n) in the time of a call; ratio: g(n). */
 double so_trip_factor(const so_trip *t, int trips, int levels, double ratio);

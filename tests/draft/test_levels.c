@@ -37,7 +37,8 @@ typedef struct setting {
     int others; /* guesses of another drafter that are already in the tree */
     int n_batch;
     bool penalties;
-    bool full; /* the device has no memory left once the drafter exists */
+    bool full;  /* the device has no memory left once the drafter exists */
+    bool mixed; /* the second request has temperature 1 */
 } setting;
 
 static int n_syncs[2], n_attentions[2];
@@ -113,7 +114,7 @@ static double uniform(void) {
 /* Terms under which some guesses pay and some do not. */
 static so_draft_terms make_terms(void) {
     so_draft_terms t = {.start_value = 1, .level_price = 0.3F * (float)uniform()};
-    t.trip_price = 0.3F * (float)uniform();
+    t.trip_price = t.hoped_trip_price = 0.3F * (float)uniform();
     for (int depth = 0; depth < SO_TERMS_DEPTHS; depth++) {
         t.row_price[depth] = 0.1F * (float)uniform();
         for (int k = 0; k <= SO_TERMS_CLASSES; k++)
@@ -185,7 +186,7 @@ static int run(const setting *t) {
                                             .terms = t->terms ? &terms : NULL,
                                             .seed = 9,
                                             .round = (uint32_t)round,
-                                            .temp = t->temp,
+                                            .temp = t->mixed && i == 1 ? 1 : t->temp,
                                             .sample = t->penalties ? &penalties : NULL};
             }
             n_attentions[k] = 0;
@@ -256,6 +257,16 @@ static void other_modes_go_step_by_step(void **state) {
     }
 }
 
+/* A request that needs the host for each guess does so for all of the call, but what the others could
+ * do without it is what they tell the planner. */
+static void each_job_speaks_for_itself(void **state) {
+    (void)state;
+    static const setting mixed = {.name = "greedy and sampled", .n_jobs = 2, .mixed = true};
+    assert_true(run(&mixed) >= N_ROUNDS);
+    assert_int_equal(sides[1].jobs[0].levels_per_pass, DEPTH * N_JOBS / 2);
+    assert_int_equal(sides[1].jobs[1].levels_per_pass, 1);
+}
+
 /* The results of a request's first draft; max_nodes: its guesses. */
 static so_draft_job first_draft(const so_draft_terms *terms) {
     static const setting ONE = {.name = "terms", .n_jobs = 1, .terms = true};
@@ -305,7 +316,7 @@ static void prices_of_trips_and_levels(void **state) {
     };
     for (size_t i = 0; i < SO_LEN(cases); i++) {
         so_draft_terms t = {.start_value = 1};
-        t.trip_price = cases[i].trip;
+        t.trip_price = t.hoped_trip_price = cases[i].trip;
         t.level_price = cases[i].level;
         for (int depth = 0; depth < SO_TERMS_DEPTHS; depth++)
             for (int k = 0; k <= SO_TERMS_CLASSES; k++)
@@ -370,6 +381,7 @@ static void many_logits(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(guesses_are_those_of_steps), cmocka_unit_test(other_modes_go_step_by_step),
-        cmocka_unit_test(prices_of_trips_and_levels), cmocka_unit_test(many_logits)};
+        cmocka_unit_test(each_job_speaks_for_itself), cmocka_unit_test(prices_of_trips_and_levels),
+        cmocka_unit_test(many_logits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

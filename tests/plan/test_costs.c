@@ -249,6 +249,23 @@ static void one_ratio_leaves_the_prior(void **state) {
     }
 }
 
+/* Hours of drafts of one length, on a steady machine, do not move the fixed part either; and where levels
+ * never share a trip, the hoped part grows until they would. */
+static void the_prior_stays(void **state) {
+    (void)state;
+    static device v;
+    for (int levels = 1; levels <= 8; levels *= 2) {
+        device_open(&v, 1);
+        double before = so_trip_hoped_part(&v.d->trip);
+        device_calls(&v, 20000, levels, levels);
+        if (fabs(v.d->trip.fixed_part - 0.5) > 0.1)
+            fail_msg("%d levels: fixed part %.3f", levels, v.d->trip.fixed_part);
+        if (levels == 1)
+            assert_true(before < 0.75 && so_trip_hoped_part(&v.d->trip) > 0.9);
+        so_costs_deinit(&v.c);
+    }
+}
+
 /* The device becomes twice as fast in the middle, and the target's passes show it: the costs of the
  * drafter follow, used or not, and the fixed part stays as it is. */
 static void trips_follow_the_speed(void **state) {
@@ -337,6 +354,7 @@ int main(void) {
         cmocka_unit_test(unused_drafters_follow_the_speed),
         cmocka_unit_test(trips_are_told_from_levels),
         cmocka_unit_test(one_ratio_leaves_the_prior),
+        cmocka_unit_test(the_prior_stays),
         cmocka_unit_test(trips_follow_the_speed),
         cmocka_unit_test(levels_without_trips),
         cmocka_unit_test(trips_of_several_chains),

@@ -93,12 +93,14 @@ static double shown(const sim *s, double ms) {
  * beyond their prices. depth, path: of the chain so far. */
 static int levels_that_pay(const so_draft_terms *t, int depth, double path, int max, double *gain) {
     int levels = 0;
+    double goes_on = 1, pass = so_terms_pass(t);
     for (*gain = 0; levels < max; levels++) {
+        goes_on *= levels > 0 ? so_terms_chance(t, depth, -1) : 1;
         path *= levels > 0 ? so_terms_chance(t, depth, -1) : 1;
         depth++;
         double more = path * so_terms_chance(t, depth, -1) - so_terms_row(t, depth);
         more = SO_MAX(more, 0) - (double)t->level_price;
-        if (levels > 0 && more <= 0)
+        if (levels > 0 && (more <= 0 || goes_on * pass <= pass - (double)t->hoped_trip_price))
             break;
         *gain += more;
     }

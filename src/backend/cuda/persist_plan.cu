@@ -416,11 +416,14 @@ static bool map_entries(const so_kv_store *s, const char *data, char *out) {
     cudaError_t rc =
         cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
 #endif
+    if (rc != cudaSuccess) {
+        (void)cudaGetLastError(); /* the pass is computed without the maps */
+        return false;
+    }
     cuuint64_t width = (cuuint64_t)s->shape.head_dim, stride = width * 2,
                rows = (cuuint64_t)s->shape.n_pages * s->shape.n_layers * s->shape.n_heads_kv *
                       SO_KV_PAGE;
-    if (rc != cudaSuccess || found != cudaDriverEntryPointSuccess || rows > INT32_MAX ||
-        s->shape.dtype != SO_DTYPE_F16)
+    if (found != cudaDriverEntryPointSuccess || rows > INT32_MAX || s->shape.dtype != SO_DTYPE_F16)
         return false;
     cuuint64_t size[2] = {width, rows};
     cuuint32_t box[2] = {64, SO_KV_PAGE}, step[2] = {1, 1};
