@@ -145,8 +145,8 @@ static int levels_that_pay(so_model_drafter *md, int n, int max, double *gain) {
     return levels;
 }
 
-/* What a job tells the planner for its next call: what the others need the host for, or this call's
- * catch-up, says nothing about that. n: jobs of the call. */
+/* Most levels that a pass could have for this job, reported to the planner for the next call. A sampled
+ * job in the same call, or a long catch-up, lowers the levels of this call only. n: jobs of the call. */
 static int levels_of_job(const so_model_drafter *md, const so_draft_job *job, int n) {
     so_sample_params p = so_model_params(md, job);
     bool possible = !md->no_levels && so_model_levels_per_pass(md) > 1 && so_sample_is_argmax(&p);

@@ -257,9 +257,9 @@ static void other_modes_go_step_by_step(void **state) {
     }
 }
 
-/* A request that needs the host for each guess does so for all of the call, but what the others could
- * do without it is what they tell the planner. */
-static void each_job_speaks_for_itself(void **state) {
+/* One request that needs the host for each guess makes every level of the call a pass. The other requests
+ * still report how many levels they could share a pass without it. */
+static void each_job_reports_its_own_levels(void **state) {
     (void)state;
     static const setting mixed = {.name = "greedy and sampled", .n_jobs = 2, .mixed = true};
     assert_true(run(&mixed) >= N_ROUNDS);
@@ -381,7 +381,7 @@ static void many_logits(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(guesses_are_those_of_steps), cmocka_unit_test(other_modes_go_step_by_step),
-        cmocka_unit_test(each_job_speaks_for_itself), cmocka_unit_test(prices_of_trips_and_levels),
-        cmocka_unit_test(many_logits)};
+        cmocka_unit_test(each_job_reports_its_own_levels),
+        cmocka_unit_test(prices_of_trips_and_levels), cmocka_unit_test(many_logits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -249,6 +249,32 @@ static void one_ratio_leaves_the_prior(void **state) {
     }
 }
 
+/* A trip begins with the first level and after each `per_trip` of them. */
+static void levels_share_trips(void **state) {
+    (void)state;
+    const so_level_costs l = {.trip_ms = 10, .level_ms = 1, .per_trip = 3};
+    const double sums[] = {11, 12, 13, 24, 25, 26, 37};
+    double sum = 0;
+    for (int d = 1; d <= (int)SO_LEN(sums); d++) {
+        sum += so_level_costs_next(&l, d);
+        assert_true(fabs(sum - sums[d - 1]) < 1e-9);
+        assert_true(fabs(so_level_costs_sum(&l, d) - sums[d - 1]) < 1e-9);
+    }
+}
+
+/* What an earlier run knew less well than the prior does not count; what it knew exactly is believed
+ * with some error, so that it can be corrected. */
+static void imported_trips(void **state) {
+    (void)state;
+    so_trip t;
+    so_trip_import(&t, 0.1, 0.6);
+    assert_true(t.fixed_part == 0.5 && so_trip_error(&t) < 0.21);
+    so_trip_import(&t, 0.1, 1e-9);
+    assert_true(t.fixed_part == 0.1 && so_trip_error(&t) > 0.01);
+    so_trip_import(&t, 7, 0.1);
+    assert_true(t.fixed_part < 1);
+}
+
 /* Hours of drafts of one length, on a steady machine, do not move the fixed part either; and where levels
  * never share a trip, the hoped part grows until they would. */
 static void the_prior_stays(void **state) {
@@ -355,6 +381,8 @@ int main(void) {
         cmocka_unit_test(trips_are_told_from_levels),
         cmocka_unit_test(one_ratio_leaves_the_prior),
         cmocka_unit_test(the_prior_stays),
+        cmocka_unit_test(levels_share_trips),
+        cmocka_unit_test(imported_trips),
         cmocka_unit_test(trips_follow_the_speed),
         cmocka_unit_test(levels_without_trips),
         cmocka_unit_test(trips_of_several_chains),

@@ -108,18 +108,18 @@ SO_DEVICE void copy_box(uint32_t dst, const CUtensorMap *map, int x, int y, uint
         "l"(map), "r"(x), "r"(y), "r"(bar)
         : "memory");
 }
-/* Between writes to a slot of the ring and the next copy into it. */
+/* After writing to a slot of the ring and before releasing it: the next copy into the slot comes after the writes. */
 SO_DEVICE void fence_copies(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/* threadIdx.x for what should be computed again at each use: in a register it would push others out, and what is
- * kept in local memory has to be read back behind the stream of weights. */
+/* threadIdx.x, read anew at each call. The compiler computes what depends on threadIdx.x before a loop and keeps it
+ * in registers; here that would spill others to local memory, whose reads wait behind the stream of weights. */
 SO_DEVICE int thread_again(void) {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }
 
-/* A pointer from which the compiler computes addresses where they are used, not before a loop. */
+/* The same pointer, but addresses derived from it cannot be computed before a loop and kept in registers. */
 SO_DEVICE const char *address_again(const char *p) {
     asm volatile("" : "+l"(p));
     return p;
@@ -127,7 +127,7 @@ SO_DEVICE const char *address_again(const char *p) {
 
 /* The consumers. */
 SO_DEVICE void sync_consumers(void) { asm volatile("bar.sync 2, 256;" ::: "memory"); }
-/* Whether any of the consumers says so, in all of them. */
+/* A barrier of the consumers; true in all of them if `says` is true in any. */
 SO_DEVICE bool any_consumer(bool says) {
     int any;
     asm volatile("{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbar.red.or.pred q, 3, 256, p;\n"

@@ -31,7 +31,7 @@ typedef struct own_items {
     item item[ITEMS];
 } own_items;
 
-/* What all blocks attend to together. */
+/* How the attention of a pass is divided into items. */
 typedef struct attended {
     int window, n_heads, n_heads_kv;
     int splits, cols; /* running sums of the longest row; columns of a KV head */
@@ -203,8 +203,8 @@ SO_DEVICE int list_item(const block &b, const so_persist_cache &c, const item &i
     return n;
 }
 
-/* Describes the block's items and lists their chunks; one warp. Returns the number of chunks; -1: there are too many,
- * and attention has to find them by itself. */
+/* Describes the block's items and lists their chunks; one warp. Returns the number of chunks. -1: there are more than
+ * LISTED, and run_attention looks them up one by one. */
 SO_DEVICE int list_chunks(const persist_args &p, const block &b) {
     const so_persist_cache &c = p.cache;
     attended a = attended_by(b, c.window, c.n_heads, c.n_heads_kv);
